@@ -32,7 +32,7 @@ from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPlaces
 from fxlib.capture.samples import Given, bind, left_at_defaults
 from fxlib.capture.state import DrawnError, generators_unused, unchanged
-from fxlib.capture.trace.checks import protect_old_values, refuse_out
+from fxlib.capture.trace.checks import protect_old_values, refuse_out, refuse_shared_writes
 from fxlib.capture.trace.eager import EagerCalls
 from fxlib.capture.trace.hooks import install
 from fxlib.capture.trace.remote import RemoteCalls
@@ -368,6 +368,7 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
     protect_old_values(graph)
     annotate(graph, tracer.root)
     refuse_out(graph, grad_enabled=torch.is_grad_enabled())
+    refuse_shared_writes(graph, tracer.root, tracer.recorder.sharing())
     for node in graph.nodes:
         # Generated code would otherwise wrap the function again at every recompile, and for good.
         node.meta.pop("is_wrapped", None)

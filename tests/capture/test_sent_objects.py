@@ -165,7 +165,7 @@ def test_one_that_changes_between_two_calls_is_refused_with_the_line_that_sent_i
 ) -> None:
     line = inspect.getsourcelines(send)[1] + 1
     with pytest.raises(
-        CaptureError, match=rf"test_sent_objects.py:{line}: the forward changes a \w+ after it was sent"
+        CaptureError, match=rf"test_sent_objects.py:{line}: the forward changes a \w+ after it was handed on"
     ):
         fxlib.capture(Changing(send, kind))
 
@@ -173,7 +173,7 @@ def test_one_that_changes_between_two_calls_is_refused_with_the_line_that_sent_i
 @pytest.mark.parametrize("send", [blocking, issued], ids=lambda send: send.__name__)
 def test_an_export_refuses_it_too(send: Callable[..., Any]) -> None:
     for kind in ("an array", "an object in containers"):
-        with pytest.raises(CaptureError, match="after it was sent here"):
+        with pytest.raises(CaptureError, match="after it was handed on here"):
             fxlib.capture(Changing(send, kind), sample_inputs=[X], how="export", contracts=CONTRACTS)
 
 
@@ -205,7 +205,7 @@ class Issuing(nn.Module):
 
 @pytest.mark.parametrize("make", [lambda: [1.0], lambda: {0: 1.0}, lambda: [[1.0], 2.0], lambda: np.ones(2)])
 def test_what_a_client_may_still_read_may_not_change_before_the_wait(make: Callable[[], Any]) -> None:
-    with pytest.raises(CaptureError, match="after it was sent here"):
+    with pytest.raises(CaptureError, match="after it was handed on here"):
         fxlib.capture(Issuing(make, put))
 
 
@@ -224,7 +224,7 @@ class PutBack(nn.Module):
 
 
 def test_one_of_the_models_that_is_put_back_in_the_end_was_another_when_it_was_sent() -> None:
-    with pytest.raises(CaptureError, match="after it was sent here"):
+    with pytest.raises(CaptureError, match="after it was handed on here"):
         fxlib.capture(PutBack())
 
 

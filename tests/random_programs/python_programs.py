@@ -1,7 +1,8 @@
 """Random programs of Python: models whose forwards decide by all kinds of state, and steps between which it changes.
 
 Each program is a text, run twice: once captured and rewritten, once never captured. By hand, thousands of them:
-`python -m tests.random_programs.python_programs 2000 [FIRST [export]]`.
+`python -m tests.random_programs.python_programs 2000 [FIRST [export]]`. What became of them stands in
+docs/explanation/guards.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,9 +26,10 @@ from fxlib.runtime import CapturedModule
 from fxlib.spec.inputs import Batch
 
 HEAD = """
-import array, collections, contextlib, contextvars, copy, dataclasses, functools, os, types
-import torch
+import array, collections, contextlib, contextvars, copy, dataclasses, functools, os, sys, types
+import numpy, torch
 from torch import nn
+from tests.random_programs.values import get, get_later, join
 
 FACTOR, SETTINGS, SEEN, MEMO = 2.0, {"k": 2.0, "names": ["a"]}, [], {}
 
@@ -104,7 +106,7 @@ class Model(Base):
         self.activation = torch.tanh
         self.slots, self.user, self.rows = Slots(), collections.UserDict(a=2.0), [[1.0, 2.0], [3.0]]
         self.chain = collections.ChainMap({"a": 1.0}, self.table)
-        self.array = array.array("d", [1.0, 2.0])
+        self.array, self.numbers, self.of = array.array("d", [1.0, 2.0]), numpy.ones(3), __name__
         self.view, self.keys = types.MappingProxyType(self.table), self.table.keys()
         self.objects, self.take = {Slots()}, self.table.get
         self.partial = functools.partial(lambda x, table: x * len(table), table=self.items)
@@ -214,6 +216,25 @@ with contextlib.suppress(AttributeError): x = x * self.extra
 x = (x, self.items)[0]
 x = x * cached(self.size) * FACTOR
 assert self.n is not None; x = x + 1
+x = x + more[0]
+x = x + torch.from_numpy(self.numbers).sum()
+x = x + sum(vars(Config)[each] for each in vars(Config) if each == "shared")
+x = x * __import__(self.of).FACTOR
+""".strip().split("\n")
+SENDS = r"""
+x = x * get("h", self.items)
+x = x * get("h", self.rows) + get("h", self.space)
+x = x * get("h", (self.table, [self.slots]))
+x = x * get("h", self.numbers)
+x = x * join(get_later("h", self.config))
+box = Slots(); x = x * get("h", box)
+box = Slots(); box.v = self.n; x = x * get("h", [box, self.rows])
+box = Slots(); x = x * get("h", box); box.v = self.n; x = x + get("h", box)
+box = [self.n]; x = x * get("h", box); box.append(2.0); x = x + get("h", box)
+held = numpy.ones(3); x = x * get("h", held); held[0] = self.n; x = x + get("h", held)
+held = numpy.ones(3); held[0] = self.n; x = x * get("h", held)
+late = [self.n]; f = get_later("h", late); late.append(1.0); x = x * join(f)
+early = [get_later("h", v) for v in self.items]; x = x * sum(map(join, early)) + 1 if early else x
 """.strip().split("\n")
 EFFECTS = """
 self.count += 1; x = x * self.count
@@ -292,13 +313,17 @@ p.Model.forward = lambda self, x, mask=None, *more, scale=None, **rest: x * 3
 m.slots = p.Slots()
 m.rows = [[2.0], [3.0]]
 p.abs = lambda v: 7.0
+m.numbers[0] += 1
+m.numbers = m.numbers * 2
+p.sys.modules[m.of] = p.types.SimpleNamespace(FACTOR=5.0)
+p.get = lambda host, value: torch.tensor(3.0)
 """.strip().split("\n")
 
 
-def program(seed: int) -> str:
-    """Return the text of a random program."""
+def program(seed: int, *, export: bool = False) -> str:
+    """Return the text of a random program; one that is exported calls no client."""
     draw = random.Random(seed)
-    body = draw.choices(READS, k=draw.randint(2, 6))
+    body = draw.choices(READS if export else READS + SENDS, k=draw.randint(2, 6))
     if draw.random() < 0.15:
         body.insert(draw.randrange(len(body)), draw.choice(EFFECTS))
     lines = [line.replace("\\n", "\n") for line in body]
@@ -315,16 +340,26 @@ def loaded(text: str, name: str) -> ModuleType:
     return module
 
 
-def arguments(mask: bool, scale: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of one step."""
-    x = torch.linspace(-1, 1, 12).view(3, 4)
-    return (x, torch.full((4,), 0.5) if mask else None), {"scale": torch.tensor(2.0)} if scale else {}
+class Given(NamedTuple):
+    """Which arguments one step has."""
+
+    mask: bool
+    scale: bool
+    more: int
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return them."""
+        x = torch.linspace(-1, 1, 12).view(3, 4)
+        more = [torch.full((4,), float(each)) for each in range(self.more)]
+        return (x, torch.full((4,), 0.5) if self.mask else None, *more), (
+            {"scale": torch.tensor(2.0)} if self.scale else {}
+        )
 
 
-def step(run: Callable[..., Any], model: nn.Module, mask: bool, scale: bool) -> list[Any]:
+def step(run: Callable[..., Any], model: nn.Module, given: Given) -> list[Any]:
     """Return what one step computes: the result and the gradients, or the error's type."""
     model.zero_grad()
-    args, kwargs = arguments(mask, scale)
+    args, kwargs = given.arguments()
     try:
         result = run(*args, **kwargs)
         if result.requires_grad:
@@ -344,15 +379,16 @@ def captured_of(model: nn.Module, seed: int, *, export: bool) -> CapturedModule:
     """Return a captured program: traced, or exported with one of the kinds of arguments."""
     if not export:
         return fxlib.capture(model)
-    args, kwargs = arguments(mask=seed % 4 != 0, scale=seed % 2 == 0)
+    args, kwargs = Given(mask=seed % 4 != 0, scale=seed % 2 == 0, more=seed % 3).arguments()
     return fxlib.capture(model, sample_inputs=Batch(inputs=args, kwargs=kwargs), how="export")
 
 
 def check(seed: int, *, export: bool = False) -> str:
     """Run one program for five steps, and return what became of its capture; raise where results differ."""
-    text, draw = program(seed), random.Random(-seed)
+    text, draw = program(seed, export=export), random.Random(-seed)
     text = text.replace("        return x\n", "        return x if x.shape[0] > 1 else -x\n") if export else text
-    worlds = [loaded(text, f"random_program_{seed}_{side}{export}") for side in ("captured", "plain")]
+    names = [f"random_program_{seed}_{side}{export}" for side in ("captured", "plain")]
+    worlds = [loaded(text, name) for name in names]
     models = []
     for world in worlds:
         torch.manual_seed(seed)
@@ -363,28 +399,49 @@ def check(seed: int, *, export: bool = False) -> str:
         captured = captured_of(models[0], seed, export=export)
         runs = [captured, fxlib.optimize(captured)]
     except CaptureError as error:
-        outcome = re.sub(r"\S+\.py:\d+: |'.*?'|\d+", "", str(error))[:70]
+        outcome = reason(error)
     for number in range(5):
         changes = draw.sample(CHANGES, k=draw.randint(0, 2)) if number else []
-        mask, scale = draw.random() < 0.7, draw.random() < 0.5
+        given = Given(draw.random() < 0.7, draw.random() < 0.5, draw.choice([0, 0, 1, 2]))
         for change in changes:
             for world, model in zip(worlds, models, strict=True):
                 torch.manual_seed(number)
                 exec(change, {"m": model, "p": world, "torch": torch, "nn": nn})  # noqa: S102 - as above
         for run in runs:
             run.train(models[1].training)  # type: ignore[attr-defined]
-        expected = step(models[1], models[1], mask, scale)
+        expected = step(models[1], models[1], given)
         for run in runs:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FxlibWarning)
-                found = step(run, models[0], mask, scale)
+                found = step(run, models[0], given)
             if not alike(found, expected):
                 raise AssertionError(
                     f"seed {seed}, step {number}, after {changes}:\n{text[len(HEAD) :]}\n{found}\n{expected}"
                 )
-    for world in worlds:
-        del sys.modules[world.__name__]
+    for name in names:
+        del sys.modules[name]
     return outcome
+
+
+def reason(error: CaptureError) -> str:
+    """Return why a capture was refused, without what is of this program alone."""
+    text = str(error).partition("Export: ")[2] or str(error)
+    text = re.sub(r"^\S+\.py:\d+: |'.*?'|\d+", "", text)
+    problem = re.split(r"(?<=[a-z)])\. [A-Z]|: (?!a traced)", text)[0]
+    for kind, of_the_kind in _KINDS_OF_REASONS.items():
+        if re.search(of_the_kind, problem):
+            return kind
+    return problem
+
+
+_KINDS_OF_REASONS = {
+    "the forward changes Python's state": r"the forward (changes|assigns|fills)(?!.* handed on)",
+    "an object changes after it was handed on": r"handed on",
+    "a traced value decides which way the program goes": r"decides which way|is iterated|length of a traced",
+    "an argument is written to, and decides": r"is written to",
+    "an except or a block that catches guards what is computed": r"except|suppressed",
+    "a step would keep a stand-in": r"outlives",
+}
 
 
 if __name__ == "__main__":

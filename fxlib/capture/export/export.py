@@ -337,6 +337,7 @@ def _begun(module: nn.Module, around: _Around, stand_ins: StandIns) -> Iterator[
     def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
         around.export_checks.values.begin(args, kwargs)
         stand_ins.begin(args, kwargs)
+        around.recorder.given((*args, *kwargs.values()))
         around.recorder.forward_begins()
 
     def end(_: nn.Module, __: Any, output: Any) -> None:

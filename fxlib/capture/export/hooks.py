@@ -37,6 +37,8 @@ def install(interception: Interception, remote: ExportRecorder) -> None:
     apply: Any = torch.autograd.Function.apply
     interception.function(apply.__func__, _lost("a torch.autograd.Function, whose backward export would lose"))
     interception.function(torch.Tensor.register_hook, _lost("a hook on a tensor, which export would lose"))
+    for backward in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad):
+        interception.function(backward, _lost("a backward, which export would lose"))
     interception.function(
         DistributedDataParallel.forward,
         lambda _: lambda module, *args, **kwargs: remote.parallel(module, args, kwargs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -19,7 +19,21 @@ from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import ArgumentFact
 
 _WRITING_METHODS = frozenset(
-    {"update", "pop", "popitem", "clear", "append", "extend", "insert", "remove", "__setitem__"}
+    {
+        "update",
+        "pop",
+        "popitem",
+        "clear",
+        "append",
+        "extend",
+        "insert",
+        "remove",
+        "setdefault",
+        "add",
+        "discard",
+        "sort",
+    }
+    | {"reverse", "appendleft", "extendleft", "popleft", "rotate", "__setitem__", "__delitem__", "__setattr__"}
 )
 _TELLS = frozenset({operator.is_, operator.is_not, id, type, isinstance, hasattr, getattr, callable})
 """Functions that tell which values are one object, or of which class they are."""
@@ -80,6 +94,8 @@ class ArgumentAssumptions:
                     self._record.stand_ins.asked_for_class(value)
             elif not hasattr(torch.Tensor, name):
                 self._tag(name, value)
+            elif self._record.stand_ins is not None:
+                self._record.method_of_tensors(name)
         elif name == "__class__" and is_a(value, Proxy):
             self.class_of(value, exact=True)
 
@@ -183,6 +199,7 @@ class ArgumentAssumptions:
         for (argument, steps), kind in () if stand_ins is None else stand_ins.asked_classes.items():
             self._asked.append(((argument, steps, None), "type is", kind, None))
         written = {node.args[0] for node in graph.nodes if _writes(node)}
+        _refuse_written_defaults(graph, written)
         facts = {}
         for path, test, value, other in self._asked:
             for each in filter(None, (path, other)):
@@ -201,6 +218,30 @@ class ArgumentAssumptions:
                 )
             facts[key] = fact
         yield from facts.values()
+
+
+def _refuse_written_defaults(graph: Graph, written: Iterable[Any]) -> None:
+    """Refuse a graph that writes to the default of an argument: it has one of its own, beside the forward's.
+
+    Raises:
+        CaptureError: it does.
+    """
+    kept = {node for node in graph.nodes if node.op == "placeholder" and any(map(_is_mutable, node.args))}
+    for node in written:
+        base = node
+        while isinstance(base, Node) and base.op != "placeholder":
+            base = base.args[0] if base.args else None
+        if base in kept:
+            raise capture_error(
+                f"the forward writes to the default of its argument {base}, so one step would depend on the last",
+                hint="Take None as the default, and make a new one in the forward.",
+            )
+
+
+def _is_mutable(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_is_mutable, value))
+    return isinstance(value, (list, dict, set))
 
 
 def _may_hold_values(operand: Any) -> bool:

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import inspect
 import io
 import logging
 import operator
+import pathlib
 import sys
 import weakref
 from collections import deque
@@ -45,7 +48,8 @@ from fxlib.capture.recording.observers import (
     is_observed,
 )
 from fxlib.capture.recording.record import STATELESS, VALUES, Record
-from fxlib.runtime.guards.capture_facts import GRAD_MODE, Kind, attributes_of
+from fxlib.capture.recording.sent_objects import SentObjects
+from fxlib.runtime.guards.capture_facts import GRAD_MODE, Kind, attributes_of, class_items, is_memory
 from fxlib.runtime.guards.dict_entries import Mark
 
 _WRAPPERS: tuple[type, ...] = (
@@ -92,7 +96,9 @@ _MAKES_TENSORS = frozenset(
 )
 """Functions in C that take sizes and numbers: unlike those that take tensors, they do not ask a stand-in to act."""
 _OTHER_AT_EACH_RUN = frozenset(
-    {"time", "os", "posix", "socket", "_socket", "secrets", "uuid", "datetime", "select", "io", "_io"}
+    {"time", "os", "posix", "posixpath", "genericpath", "pathlib", "glob", "shutil", "socket", "_socket", "secrets"}
+    | {"uuid", "datetime", "select", "io", "_io", "urllib", "http", "sqlite3", "shelve", "dbm", "linecache"}
+    | {"zipfile", "tarfile", "gzip", "bz2", "lzma", "configparser", "fileinput", "mmap", "importlib"}
     | {"subprocess", "tempfile", "signal", "multiprocessing", "queue", "_queue", "getpass"}
 )
 """Standard modules whose functions depend on the world outside of the program."""
@@ -102,7 +108,16 @@ _LEVELS: Mapping[str, int] = {
     "warn": logging.WARNING,
 }
 """The level from which on each method of a logger writes."""
-_CONSTANT_OS = frozenset({"fspath", "fsencode", "fsdecode"})
+_CONSTANT_OS = frozenset(
+    {"fspath", "fsencode", "fsdecode", "join", "split", "splitext", "splitdrive", "basename", "dirname", "normpath"}
+    | {"normcase", "isabs", "commonprefix", "commonpath", "_get_sep", *vars(pathlib.PurePath)}
+    | {"import_module", "quote", "unquote", "urlparse", "urlencode", "urlsplit"}
+)
+"""Functions of those modules whose answers depend on their arguments alone."""
+_IMPORTS = frozenset({__import__, importlib.import_module})
+_SHARES_MEMORY = frozenset({torch.from_numpy, torch.frombuffer, torch.as_tensor, torch.asarray, torch.tensor})
+"""Torch functions that make tensors which share the memory of what they are given; under export, the last one, too."""
+_WEAK = frozenset({"weakref", "_weakrefset"})
 CONTAINERS = (list, dict, set, deque, bytearray)
 _NO_CODE = compile("", "", "exec")
 
@@ -117,7 +132,10 @@ class Calls:
         functions: ObservedFunctions,
         arguments: ArgumentAssumptions,
         observations: Observations,
+        *,
+        sent: SentObjects,
     ) -> None:
+        self._sent = sent
         self.asked_grad_mode = False
         """Whether the forward behaves otherwise where no gradients are recorded."""
         self._model, self._record, self._functions, self._arguments = model, record, functions, arguments
@@ -193,14 +211,14 @@ class Calls:
             if is_a(function, nn.Module):
                 if function is not self._model:
                     self._observations.on_class("forward", kind)
-            elif not is_a(kind.__call__, FunctionType):  # written in C, such as NumPy's functions
+            elif not is_a(kind.__call__, FunctionType) or is_a(function, weakref.ref):  # such as NumPy's functions
                 self._object_in_c(function, operands)
         return function
 
     def _object_in_c(self, function: Any, operands: tuple[Any, ...]) -> None:
         """Handle the call of an object of a class in C."""
         if is_a(function, weakref.ref):
-            self._record.see(function())
+            self._observations.weak(function)
         for path in function.__reduce__()[1] if is_a(function, operator.attrgetter) else ():
             owner = operands[0]
             for name in path.split("."):
@@ -278,12 +296,28 @@ class Calls:
         if function in _BY_NAME:
             return self._by_name(function, operands)
         self._identity_or_block(function, operands)
+        self._librarys(function, module, operands)
         if is_torch(module):
             return self._torchs(function, name, operands)
         if name == "getenv" or (module in _MODULES_THAT_ANSWER and name.startswith(_ANSWERS)):
             self._observations.asked(function, operands)
             return function
-        if module.partition(".")[0] in _OTHER_AT_EACH_RUN and name not in _CONSTANT_OS and "path" not in module:
+        self._refuse_unknown(function, module, name)
+        if module.partition(".")[0] == "logging" or function in _WRITES_OUT:
+            return self._wrote_out(function, name, operands)
+        if function in _OF_CLASSES:
+            self._class_asked(function, *operands)
+            return function
+        self._observations.writer = "" if module in _WRITES_NOTHING else source.here()
+        for each in operands if function not in _READS_NOTHING else ():
+            self._refuse_unseen(each, operands)
+            self._given(function, each)
+        self._observations.writer = ""
+        return function
+
+    def _refuse_unknown(self, function: Any, module: str, name: str) -> None:
+        """Refuse functions whose answers depend on what nobody sees here."""
+        if module.partition(".")[0] in _OTHER_AT_EACH_RUN and name not in _CONSTANT_OS:
             self._other_at_each_run(f"{module}.{name}")
         if name == "__subclasses__" or (module.partition(".")[0] == "numpy" and name.startswith("get")):  # settings
             self._other_at_each_run(f"{module}.{name}".lstrip("."))
@@ -292,20 +326,27 @@ class Calls:
                 f"the forward calls {name}(), and what the text reads is not seen",
                 hint="Write it as a function, or make what calls it a leaf with wrap=.",
             )
-        if module.partition(".")[0] == "logging" or function in _WRITES_OUT:
-            return self._wrote_out(function, name, operands)
-        if function in _OF_CLASSES:
-            self._class_asked(function, *operands)
-            return function
-        if function is vars and operands:
+
+    def _librarys(self, function: Any, module: str, operands: tuple[Any, ...]) -> None:
+        """Handle functions of Python's library that read other things than their arguments lead to."""
+        if function in _IMPORTS and operands and is_a(operands[0], str):
+            self._observations.imported_by_name(*operands)
+        if module in _WEAK and operands and type(operands[0]).__module__ in _WEAK:
+            self._observations.weak(operands[0])
+        if module == "inspect":
+            self._inspected(operands)
+        if function is vars and operands and is_a(operands[0], type):
+            self._observations.asked(class_items, operands)
+        elif function is vars and operands:
             self._record.see(attributes_of(operands[0])) if self._record.knows(operands[0]) else None
             self._observations.deep(attributes_of(operands[0]))
-        self._observations.writer = "" if module in _WRITES_NOTHING else source.here()
-        for each in operands if function not in _READS_NOTHING else ():
-            self._refuse_unseen(each, operands)
-            self._given(function, each)
-        self._observations.writer = ""
-        return function
+
+    def _inspected(self, operands: tuple[Any, ...]) -> None:
+        """Handle what tells how functions and classes are called."""
+        for each in operands:
+            made = (each.__init__, each.__new__) if is_a(each, type) else (each,)
+            for function in map(inspect.unwrap, made) if is_a(each, (type, FunctionType, MethodType)) else ():
+                self._observations.signature(function.__func__ if is_a(function, MethodType) else function)
 
     def _identity_or_block(self, function: Any, operands: tuple[Any, ...]) -> None:
         """Handle a function that tells which objects are one, or that runs in a context manager's block."""
@@ -402,7 +443,23 @@ class Calls:
             )
         return function
 
+    def _shared(self, function: Any) -> Any:
+        """Return a function that shares memory with what it is given, as something that notes what that is."""
+
+        def share(*args: Any, **kwargs: Any) -> Any:
+            made = function(*args, **kwargs)
+            if self._record.tracer is not None:
+                self._record.sharing.append((made, source.here()))
+            for each in (*args, *kwargs.values()):
+                if is_memory(each) and not self._record.knows(each):
+                    self._sent.note(each, by_client=False)
+            return made
+
+        return share
+
     def _torchs(self, function: Any, name: str, operands: tuple[Any, ...]) -> Any:
+        if function in _SHARES_MEMORY and any(map(is_memory, operands)):
+            return self._shared(function)
         if function in _MAKES_TENSORS and (number := _traced_among(operands)) is not None:
             return lambda *args, **kwargs: number.tracer.create_proxy("call_function", function, args, kwargs)
         if name in GRAD_MODE:

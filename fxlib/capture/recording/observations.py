@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import operator
 import sys
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from types import (
@@ -42,7 +43,16 @@ from fxlib.capture.recording.observers import (
     is_observed,
 )
 from fxlib.capture.recording.record import METHOD_WRAPPER, STATELESS, VALUES, Record
-from fxlib.runtime.guards.capture_facts import Fact, Kind, attributes_of, computed, contents_of, is_array, is_container
+from fxlib.runtime.guards.capture_facts import (
+    Fact,
+    Kind,
+    attributes_of,
+    class_items,
+    computed,
+    contents_of,
+    is_array,
+    is_container,
+)
 from fxlib.runtime.guards.dict_entries import Mark
 
 _SEEN_THROUGH: tuple[type, ...] = (
@@ -176,6 +186,9 @@ class Observations:
             self._record.fact(Kind.TYPE, owner, None, kind)
 
     def _attribute_of_class(self, name: str, owner: type) -> None:
+        if name == "__dict__":
+            self.asked(class_items, (owner,))
+            return
         self._bases(owner)
         self.on_class(name, type(owner))  # where a property would stand before it
         for base in owner.__mro__:
@@ -316,6 +329,8 @@ class Observations:
         kind = type(value)
         if kind in STATELESS or is_a(value, (*VALUES, type, nn.Module, tuple)) or not self._record.knows(value):
             return None
+        if kind.__module__ in ("weakref", "_weakrefset"):
+            self.weak(value)
         self.class_of(value)
         self.special(kind)
         if is_container(value):
@@ -414,6 +429,8 @@ class Observations:
     def operands(self, *values: Any) -> None:
         """Handle the operands of an operator."""
         for value in values:
+            if self._record.stand_ins is not None and is_a(value, torch.Tensor):
+                self._record.method_of_tensors(*_OPERATORS)
             if type(value) not in STATELESS:
                 self.deep(value)
                 if type(value).__module__ == "decimal":
@@ -432,6 +449,33 @@ class Observations:
         for end in (*(place for place, each in enumerate(name) if each == "."), len(name)):
             if name[:end] in sys.modules:
                 self._entry_of(sys.modules, name[:end])
+
+    def imported_by_name(self, name: str, *rest: Any) -> None:
+        """Handle the import of a module by a function that is given the name."""
+        package = next((each for each in rest if is_a(each, str)), None)
+        with contextlib.suppress(ImportError, ValueError):  # which the call itself will raise
+            self.imported(importlib.util.resolve_name(name, package), 0, None)
+
+    def weak(self, value: Any) -> None:
+        """Refuse to ask what is held weakly: what is noted of an object lets it live on, beyond the program's use.
+
+        Modules of the model are held in any case.
+        """
+        referent = value() if type(value) is weakref.ref else value
+        if referent is not None and id(referent) not in self._record.modules and not is_a(referent, type):
+            raise capture_error(
+                "the forward asks a weak reference, and a graph would have to hold what that refers to",
+                hint="Hold the object itself, or make what asks a leaf with wrap=.",
+            )
+
+    def signature(self, function: Any) -> None:
+        """Handle the question how a function is called."""
+        if is_a(function, FunctionType):
+            self._record.fact(Kind.CODE, function, "__code__", self._functions.swapped.get(function, function.__code__))
+            fact = self._record.fact(Kind.DEFAULTS, function, function.__name__, None)
+            fact.value = (function.__defaults__, function.__kwdefaults__)
+            self.deep(function.__kwdefaults__)
+            self.attribute("__annotations__", function)
 
     def formatted(self, value: Any, *_: Any) -> None:
         """Handle the formatting of a value as text."""

@@ -97,6 +97,8 @@ class Record:
         """Tensors of which something was asked that no other would answer in their places, by id."""
         self.cached_calls: list[Callable[[], Any]] = []
         """The calls of functions that cache their results, in order; each finds its answer in the cache."""
+        self.sharing: list[tuple[torch.Tensor, str]] = []
+        """Tensors that share the memory of objects of Python's, each with the statement that made it."""
         self.asked_classes = False
         """Whether the forward asked for the classes of parameters or buffers."""
         self._counted: set[int] = set()
@@ -221,6 +223,11 @@ class Record:
         if id(tensor) not in self._state and (self.knows(tensor) or self.path_in_graph(tensor) is not None):
             self._only[id(tensor)] = tensor
 
+    def method_of_tensors(self, *names: str) -> None:
+        """Note the methods of tensors by which the forward is exported; a graph has the operators behind them."""
+        for name in names:
+            self.fact(Kind.CLASS, torch.Tensor, name, torch.Tensor.__dict__.get(name, Mark.ABSENT))
+
     def history_asked(self, tensor: torch.Tensor, name: str) -> None:
         """Note what a tensor has become, as its attribute tells."""
         self._only[id(tensor)] = tensor
@@ -246,6 +253,7 @@ class Record:
         self._tracked.clear()
         self._state.clear()
         self._only.clear()
+        self.sharing.clear()
         if self.tracer is not None:
             self.tracer.forget()
         self.tracer = self.stand_ins = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, FunctionType, TracebackType
 from typing import Any, Self
 
@@ -49,7 +49,7 @@ class Recorder:
         self._arguments = ArgumentAssumptions(model, self._record)
         self._observations = Observations(self._record, self._functions, self._arguments)
         self._sent = SentObjects(self._record.knows)
-        self._calls = Calls(model, self._record, self._functions, self._arguments, self._observations)
+        self._calls = Calls(model, self._record, self._functions, self._arguments, self._observations, sent=self._sent)
         forward = type(model).forward if isinstance(model, nn.Module) else model
         self._roots = set(functions_in(forward))
         for function in self._roots:
@@ -189,6 +189,13 @@ class Recorder:
         with self.unobserved(), suspended(), _disable_current_modes():
             self._sent.note(value, by_client=by_client)
 
+    def given(self, values: Iterable[Any]) -> None:
+        """Note what the arguments of the forward hold, which a graph of an export leaves as it is."""
+        where = source.of_definition(next(iter(self._roots), None))
+        with self.unobserved(), suspended(), _disable_current_modes():
+            for each in values:
+                self._sent.note_argument(each, where)
+
     def taken_apart(self, container: Any) -> None:
         """Note what a container holds whose elements become arguments of a call, one by one."""
         with self.unobserved(), suspended(), _disable_current_modes():
@@ -254,6 +261,11 @@ class Recorder:
         return Facts(
             self._record.facts(), tuple(self._arguments.facts(graph)), cached_calls=tuple(self._record.cached_calls)
         )
+
+    def sharing(self) -> dict[str, str]:
+        """Return the paths of tensors in the graph that share memory with objects of Python's, and what made each."""
+        paths = [(self._record.path_in_graph(tensor), where) for tensor, where in self._record.sharing]
+        return {path: where for path, where in paths if path is not None}
 
     def met_late(self) -> tuple[FunctionType, ...] | None:
         """Return functions to be observed from the start of another attempt; None if this one has seen all.

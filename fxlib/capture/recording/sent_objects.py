@@ -46,7 +46,9 @@ class _Sent(NamedTuple):
     held: list[Any]
     """What it held, as `_content_of` writes it down."""
     where: str
-    """The statement that sent it."""
+    """The statement that sent it, or where the forward that it was given to is defined."""
+    given: bool = False
+    """Whether it is an argument of the forward."""
 
 
 class SentObjects:
@@ -73,6 +75,10 @@ class SentObjects:
         if made and by_client:
             self.kept.append(value)
 
+    def note_argument(self, value: Any, where: str) -> None:
+        """Note what an argument of the forward holds; a graph of an export does not change it."""
+        self._sent.append(_Sent(value, _content_of(value, None), where, given=True))
+
     def _unknown(self, value: Any) -> None:
         """Refuse an object of which nobody can tell what it holds, unless it was there before."""
         if not self._knows(value) and not is_a(value, _LOCKS):
@@ -88,13 +94,20 @@ class SentObjects:
             if id(sent.value) not in now:
                 now[id(sent.value)] = _content_of(sent.value, None)
             held = now[id(sent.value)]
-            if len(held) != len(sent.held) or not all(map(same, held, sent.held)):
+            if len(held) == len(sent.held) and all(map(same, held, sent.held)):
+                continue
+            if sent.given:
                 return CaptureError(
-                    f"the forward changes a {type(sent.value).__name__} after it was sent here, and a graph would send "
-                    "what it holds last",
+                    f"the forward changes a {type(sent.value).__name__} that it is given, which export would lose",
                     where=sent.where,
-                    hint="Send a copy of it: copy.deepcopy(value), or array.copy().",
+                    hint="Return the new values instead.",
                 )
+            return CaptureError(
+                f"the forward changes a {type(sent.value).__name__} after it was handed on here, and a graph "
+                "would have what it holds last",
+                where=sent.where,
+                hint="Hand on a copy of it: copy.deepcopy(value), or array.copy().",
+            )
         return None
 
     def forget(self) -> None:

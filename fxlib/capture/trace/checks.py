@@ -9,14 +9,17 @@ new one.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 
 import torch
+from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.trace.values import IN_PLACE
 from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.submodules import submodule
 
 _WITHOUT_HISTORY = frozenset({"detach", "detach_"})
 
@@ -49,6 +52,46 @@ def _tracked_behind(node: Node) -> Node | None:
     while isinstance(value, Node) and value.target not in TRACKERS:
         value = value.args[0] if value.args and value.target not in _WITHOUT_HISTORY else None
     return value if isinstance(value, Node) else None
+
+
+def refuse_shared_writes(graph: Graph, root: nn.Module, shared: Mapping[str, str]) -> None:
+    """Refuse a graph that writes to memory which it shares with an object of Python's.
+
+    The forward may have read that object, or made it: then each run of it makes another.
+
+    Args:
+        graph: of a trace.
+        root: has the modules that the graph calls.
+        shared: paths of the tensors that share memory, and the statement that made each.
+
+    Raises:
+        CaptureError: the graph writes there.
+    """
+    for node in graph.nodes if shared else ():
+        for written in _written_by(node, root):
+            base: object = written
+            while isinstance(base, Node) and base.op != "get_attr":
+                base = base.args[0] if base.args else None
+            if isinstance(base, Node) and base.target in shared:
+                raise capture_error(
+                    "the forward writes to a tensor that shares its memory with an object of Python's",
+                    hint="Write to a copy: torch.tensor(values), or tensor.clone().",
+                    where=str(node.meta.get("source", "") or shared[str(base.target)]),
+                )
+
+
+def _written_by(node: Node, root: nn.Module) -> list[Node]:
+    """Return the arguments to which a node writes, by its name."""
+    written: list[Node] = []
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    named = node.op != "call_module" and name.endswith("_") and not name.endswith("__")
+    named |= node.target in IN_PLACE or node.target is operator.setitem or bool(node.kwargs.get("inplace"))
+    if node.op == "call_module":
+        named = bool(getattr(submodule(root, str(node.target)), "inplace", False))
+    if named and node.args:
+        map_arg(node.args[0], written.append)
+    map_arg(node.kwargs.get("out"), written.append)
+    return written
 
 
 def protect_old_values(graph: Graph) -> None:

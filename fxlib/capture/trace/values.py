@@ -94,6 +94,10 @@ _VIEWS = frozenset({"T", "H", "mT", "mH", "real", "imag", "data", "grad"})
 """Attributes of a tensor that are tensors: to read one is an operation like another."""
 
 
+_CHANGES = frozenset({"_version", "grad_fn", "is_leaf", "output_nr", "requires_grad", "_base", "shape", "ndim"})
+"""Attributes of a tensor that operations in place change: they are read where the program reads them."""
+
+
 class TracedValue(_InPlace, Proxy):
     """A value of the program, as torch.fx's Proxy has it, with operators that write in place kept in place."""
 
@@ -103,7 +107,7 @@ class TracedValue(_InPlace, Proxy):
         if name in ANSWERED and (known := self.tracer.metadata_of(self, name)) is not None:
             return known
         found = self._attribute(name)
-        if name in _VIEWS:
+        if name in _VIEWS or name in _CHANGES:
             found.node  # noqa: B018 - makes it where the program does: what follows may write in place, or be a use, too
         return found
 

@@ -278,6 +278,11 @@ def attributes_of(owner: Any) -> dict[str, Any]:
     return found
 
 
+def class_items(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Return the attributes that a class has itself, with their names."""
+    return tuple(kind.__dict__.items())
+
+
 def contents_of(container: Any) -> Any:
     """Return what a container holds, to be compared with `same`; None of what is no container."""
     if isinstance(container, OrderedDict):  # which keeps an order of its own
@@ -304,6 +309,11 @@ def is_array(value: Any) -> bool:
     """Whether a value is an array of NumPy's, without loading NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(type(value), numpy.ndarray)
+
+
+def is_memory(value: Any) -> bool:
+    """Whether a value has memory of its own that a tensor may share."""
+    return issubclass(type(value), (bytearray, array, memoryview)) or is_array(value)
 
 
 def _refill(container: Any, value: Any) -> None:

@@ -32,8 +32,8 @@ def register_call(
     registered where they are defined: a model that is captured later has one node for each call, under whatever name
     it is called.
 
-    Of what is no tensor, `blocking` and `issue` write to no argument that the program reads afterwards. `issue` may read
-    it at any moment until the wait, too: a forward that changes it before that is refused.
+    Of what is no tensor, `blocking` and `issue` write to no argument that the program reads afterwards. `issue` may
+    read it at any moment until the wait, too: a forward that changes it before that is refused.
 
     >>> register_call(
     ...     name="feature store",

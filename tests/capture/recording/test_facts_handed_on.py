@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +30,6 @@ class Model(nn.Module):
         self.array = np.array([1.0, 2.0])
         self.add: Any = np.add
         self.held = Held()
-        self.reference = weakref.ref(self.held)
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.run(self, x)
@@ -52,7 +50,6 @@ FORWARDS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "a function of NumPy's": lambda m, x: x * float(np.sum(m.array)),
     "an object of NumPy's": lambda m, x: x * float(m.add(1, 2)),
     "an attrgetter": lambda m, x: x * operator.attrgetter("held.value")(m),
-    "a weak reference": lambda m, x: x * m.reference().value,
 }
 
 
