@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from fxlib.cli import (
+    backup,
     capabilities,
     catalogue,
     completion,
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for application in (serve, worker):  # the applications read their own options, --help included
         if given[:1] == [application.NAME]:
             return _guarded(partial(application.run, given[1:]))
+    if given and given[0] in backup.NAMES:
+        return _guarded(partial(backup.run, given))
     if given[:1] == [jobs.NAME]:
         given = jobs.spelled_out(given)
     parsed = _parser().parse_args(given)
@@ -57,8 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxlib {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, worker, optimize, jobs, capabilities, dashboard, zoo, catalogue, profile, show, inspection):
+    for command in (serve, worker, backup, optimize, jobs, capabilities, dashboard, zoo, catalogue, profile, show):
         command.add_to(commands)
+    inspection.add_to(commands)
     completion.add_to(parser, commands)
     return parser
 

@@ -1,4 +1,4 @@
-"""`python -m fxlib_service`: run until SIGTERM or SIGINT."""
+"""`python -m fxlib_service`: run until SIGTERM or SIGINT. With `backup` or `restore` as first word, do that."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def main() -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(tracing.TracedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    if sys.argv[1:2] in (["backup"], ["restore"]):
+        from fxlib_service import backup  # here: it imports torch
+
+        return backup.main(sys.argv[1], sys.argv[2:])
     try:
         config = APPLICATION.read()
         audit.write_to(config.audit_log)

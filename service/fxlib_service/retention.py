@@ -8,19 +8,14 @@ time to name it in a job. A blob is deleted only if it is still unused at that m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fxlib.errors import WireError
-from fxlib.protocol import blobs_of
-from fxlib.v1 import graph_pb2, jobs_pb2
-from fxlib.wire import parse, values_of
 from fxlib_service.blobs.base import BlobStore
 from fxlib_service.clock import Clock
-from fxlib_service.convert import blob_from_proto
-from fxlib_service.errors import ServiceError
 from fxlib_service.ledger import Ledger
+from fxlib_service.named_blobs import NamedBlobs
 from fxlib_service.stores.base import Payloads
 
 _AT_ONCE: Final = 100
@@ -93,9 +88,9 @@ class Retention:
         unused = await asyncio.to_thread(self._blobs.unused, older_than_s=self._unused_s)
         if not unused:
             return 0
-        named, graphs, after = set[str](), dict[str, frozenset[str]](), 0
+        reader, named, after = NamedBlobs(self._blobs.read_all), set[str](), 0
         while page := await self._ledger.read(self._ledger.store.payloads, after=after, limit=_AT_ONCE):
-            named |= await asyncio.to_thread(self._named_in, page, graphs)
+            named |= await asyncio.to_thread(_named_in, page, reader)
             after = page[-1].number
         deleted = 0
         for sha256 in unused:
@@ -110,35 +105,12 @@ class Retention:
                 deleted += gone
         return deleted
 
-    def _named_in(self, page: Sequence[Payloads], graphs: dict[str, frozenset[str]]) -> set[str]:
-        """Return the blobs that jobs name, themselves and in their graphs; each graph is read once."""
-        named = set[str]()
-        for job in page:
-            direct, found = _refs(job)
-            named.update(ref.sha256 for ref in (*direct, *found))
-            for ref in found:
-                if ref.sha256 not in graphs:
-                    graphs[ref.sha256] = frozenset(self._weights(ref))
-                named |= graphs[ref.sha256]
-        return named
 
-    def _weights(self, ref: graph_pb2.BlobRef) -> Iterator[str]:
-        try:
-            graph = parse(self._blobs.read_all(blob_from_proto(ref)))
-        except (ServiceError, WireError):  # a graph that is missing, or was never valid, names nothing
-            return
-        yield from (storage.sha256 for storage in values_of(graph))
-
-
-def _refs(job: Payloads) -> tuple[list[graph_pb2.BlobRef], list[graph_pb2.BlobRef]]:
-    """Return the blobs that a job's request and result name: the data, then the graphs."""
-    request = jobs_pb2.OptimizeRequest.FromString(job.request)
-    workloads = [request.workload, *(each.workload for each in request.variants)]
-    data = [ref for each in workloads for ref in blobs_of(each)]
-    graphs = [request.graph, *(each.graph for each in request.variants)]
-    graphs += [each.loss.graph for each in workloads if each.loss.WhichOneof("kind") == "graph"]
-    if job.result is not None:
-        result = jobs_pb2.JobResult.FromString(job.result)
-        answers = (result, *(variant.result for variant in result.variants))
-        graphs += [each.graph for each in answers if each.HasField("graph")]
-    return data, graphs
+def _named_in(page: Sequence[Payloads], named: NamedBlobs) -> set[str]:
+    """Return the blobs that jobs name."""
+    found = set[str]()
+    for job in page:
+        found |= named.in_request(job.request)
+        if job.result is not None:
+            found |= named.in_result(job.result)
+    return found

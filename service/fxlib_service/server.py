@@ -6,9 +6,7 @@ Over HTTP it serves the metrics, to whoever may read them, and whether it lives 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -29,18 +27,16 @@ from fxlib.errors import FxlibError
 from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, remove_dead
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
 from fxlib_service.authentication import Authenticator
-from fxlib_service.blobs.base import BlobStore
-from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.clock import Clock
 from fxlib_service.config import Address, Config
 from fxlib_service.core import Core, make_core
+from fxlib_service.data_folder import DataLock
 from fxlib_service.errors import ServiceError
 from fxlib_service.followed_files import AccessFiles, TlsFiles
 from fxlib_service.interceptor import CallInterceptor
+from fxlib_service.open_stores import blob_store, job_store
 from fxlib_service.reserve import Reserve
 from fxlib_service.roles import Role
-from fxlib_service.stores.postgres import PostgresJobStore
-from fxlib_service.stores.sql import SqlJobStore
 
 _App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -152,7 +148,7 @@ class Server:
         self._authenticator = self._access.authenticator
         self._tls: TlsFiles | None = None
         self._local: LocalService | None = None
-        self._data_lock = _DataLock(config.data)
+        self._data_lock = DataLock(config.data)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
         self._accepts = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -168,9 +164,9 @@ class Server:
         """
         config = self._config
         reserve, clock = Reserve(config.data, config.reserve_bytes), Clock(config.data)
-        store = await asyncio.to_thread(reserve.within, partial(_store, config))
+        store = await asyncio.to_thread(reserve.within, partial(job_store, config))
         await asyncio.to_thread(reserve.refill)
-        blobs, policy = await asyncio.to_thread(_blobs, config, clock), self._authenticator.policy
+        blobs, policy = await asyncio.to_thread(blob_store, config, clock), self._authenticator.policy
         core = self._core = await make_core(config, store, blobs, policy, clock=clock, reserve=reserve)
         timeout_s = config.limits.call_timeout_s
         calls = CallInterceptor(core.metrics, self._authenticator, core.in_flight, timeout_s=timeout_s)
@@ -327,49 +323,3 @@ class Server:
             except ServiceError:
                 logger.exception("the periodic cleanup failed; it runs again in %.0f s", _TIDY_S)
             await asyncio.sleep(_TIDY_S)
-
-
-def _store(config: Config) -> SqlJobStore:
-    url = config.database_url
-    if url.startswith("postgresql"):
-        return PostgresJobStore(url)
-    return SqlJobStore(url or f"sqlite:///{config.data / 'service.sqlite'}")
-
-
-def _blobs(config: Config, clock: Clock) -> BlobStore:
-    """Open the store of the blobs, which must answer now."""
-    scheme, is_url, path = config.blobs.partition("://")
-    if is_url and scheme != "file":
-        from fxlib_service.blobs.url import UrlBlobStore  # here: it imports the drivers of fsspec
-
-        store = UrlBlobStore(config.blobs, config.data, clock)
-        store.check()
-        return store
-    folder = Path(path if is_url else config.blobs) if config.blobs else config.data
-    if is_url and not folder.is_absolute():
-        raise FxlibError(f"{config.blobs} names no folder", where="--blobs", hint="Write file:///FOLDER.")
-    return FolderBlobStore(folder, clock)
-
-
-class _DataLock:
-    """An exclusive lock on the data folder; the kernel drops it when the process ends, however it ends.
-
-    Raises:
-        FxlibError: another service holds it, or the lock's file cannot be made or written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise FxlibError(f"cannot use {folder}: {error.strerror}", where="--data") from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._descriptor)
-            raise FxlibError(f"another service uses {folder}", where="--data", hint="Give each its own.") from None
-
-    def release(self) -> None:
-        """Give the lock up, so that another service can use the folder."""
-        os.close(self._descriptor)

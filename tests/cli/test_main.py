@@ -53,7 +53,9 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]
 
 
 def test_every_command_that_prints_prints_json_where_it_is_asked_to() -> None:
-    elsewhere = {f"fxlib {each}" for each in ("serve", "worker", "dashboard", "draw", "completion")}
+    elsewhere = {
+        f"fxlib {each}" for each in ("serve", "worker", "backup", "restore", "dashboard", "draw", "completion")
+    }
     asked = [each for each in leaves(_parser()) if each.prog not in elsewhere]
     assert len(asked) > 15
     for parser in (*asked, serve.options_parser()):
@@ -81,7 +83,10 @@ def test_help_does_not_wait_for_torch() -> None:
     assert ran.stdout.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize("command, folder, needed", [("serve", "service", "sqlalchemy"), ("worker", "workers", "ray")])
+@pytest.mark.parametrize(
+    "command, folder, needed",
+    [("serve", "service", "sqlalchemy"), ("worker", "workers", "ray"), ("backup", "service", "sqlalchemy")],
+)
 @pytest.mark.parametrize("part", ["itself", "what it needs"])
 def test_a_missing_application_is_named(
     fxlib: Run, monkeypatch: pytest.MonkeyPatch, *, command: str, folder: str, needed: str, part: str

@@ -21,7 +21,7 @@ from fxlib_service.blobs.url import UrlBlobStore
 from fxlib_service.clock import Clock
 from fxlib_service.config import Config
 from fxlib_service.errors import Code, ServiceError
-from fxlib_service.server import _blobs
+from fxlib_service.open_stores import blob_store
 from tests.service.memory_blob_store import MemoryBlobStore
 
 DATA = b"some bytes " * 100
@@ -328,8 +328,8 @@ def test_a_blob_that_another_service_was_asked_for_of_late_is_kept(tmp_path: Pat
 )
 def test_a_place_that_cannot_be_used_is_a_sentence(place: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(FxlibError, match="--blobs") as refusal:
-        _blobs(Config(data=tmp_path, blobs=place), Clock())
+        blob_store(Config(data=tmp_path, blobs=place), Clock())
     assert told in str(refusal.value)
     assert "secret" not in str(refusal.value)
     assert "secret" not in repr(Config(blobs=place))
-    assert isinstance(_blobs(Config(data=tmp_path, blobs=f"file://{tmp_path}"), Clock()), FolderBlobStore)
+    assert isinstance(blob_store(Config(data=tmp_path, blobs=f"file://{tmp_path}"), Clock()), FolderBlobStore)

@@ -61,7 +61,7 @@ class FolderBlobStore(KeepsUploads):
                 self._stamp(partial)
                 partial.rename(path)
             for folder in (path.parent, self._blobs):
-                _sync_folder(folder)
+                sync_folder(folder)
 
     @override
     def read(self, sha256: str, *, offset: int, length: int) -> bytes:
@@ -139,7 +139,8 @@ def _digest(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the names of a folder's files on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,0 +1,476 @@
+"""Backups: a folder with the database and the blobs that it names, made while the service runs, and the way back.
+
+What a backup holds is one moment of the database, and after it the blobs: what an accepted job names is not deleted
+before the job. It is put together under another name and renamed when it is whole, its manifest written last; a restore
+takes nothing without a manifest, and checks every byte against it. A folder that is being restored is marked until that
+is done, and no service starts there; a restore that was killed is run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+
+from fxlib import __version__
+from fxlib.errors import FxlibError, OptionError, of_system
+from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.blobs.folder import FolderBlobStore, sync_folder
+from fxlib_service.clock import Clock
+from fxlib_service.config import APPLICATION, Config
+from fxlib_service.data_folder import LOCK, RESTORING, DataLock
+from fxlib_service.errors import Code, ServiceError
+from fxlib_service.named_blobs import NamedBlobs
+from fxlib_service.open_stores import blob_store, is_shared, sqlite_url
+from fxlib_service.storage_faults import in_full
+from fxlib_service.stores import schema
+
+COMMANDS: Final = ("backup", "restore")
+
+_FORMAT: Final = 1
+_MANIFEST: Final = "manifest.json"
+_UNFINISHED: Final = ".unfinished"
+_PLACES: Final = ("data", "database", "blobs")
+"""The options of the service that say where its database and blobs are."""
+_SQLITE, _POSTGRES = "service.sqlite", "service.pgdump"
+_FOREIGN: Final = frozenset({LOCK, "lost+found"})
+"""What an empty data folder may hold: the lock of this process, and what a file system has at its root."""
+_PIECE: Final = 8 << 20
+_BACKUP_DESCRIPTION: Final = "Back a service up, which may run meanwhile: its database, and the blobs that jobs name."
+_RESTORE_DESCRIPTION: Final = """Restore a backup, where no service runs, into an empty data folder and, with
+PostgreSQL, an empty database. A restore that was interrupted is run again."""
+_PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a backup holds.
+
+    Attributes:
+        id: names the backup.
+        made_at: when it was made, in seconds since the epoch.
+        fxlib_version: the version of the service's code that made it.
+        database: the name of the database's file in it.
+        sha256: the digest of that file.
+        schema: the schema of a PostgreSQL database that the tables are in.
+        jobs: number of jobs.
+        blobs: sizes in bytes of the blobs that it holds, by SHA-256.
+        missing: blobs that jobs name, and that the service had lost, or has damaged.
+        format: version of this layout.
+    """
+
+    id: str
+    made_at: float
+    fxlib_version: str
+    database: str
+    sha256: str
+    jobs: int
+    schema: str = ""
+    blobs: dict[str, int] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    format: int = _FORMAT
+
+    @staticmethod
+    def of(folder: Path) -> Manifest:
+        """Read the manifest of a backup.
+
+        Raises:
+            FxlibError: the folder is no backup, is one that was not finished, or one of a later release.
+        """
+        try:
+            told = json.loads((folder / _MANIFEST).read_text())
+            if told["format"] != _FORMAT:
+                raise FxlibError(
+                    f"it is of format {told['format']}, and this release reads {_FORMAT}", where=str(folder)
+                )
+            return Manifest(**told)
+        except FileNotFoundError:
+            raise FxlibError("it is no backup, or one that was not finished", where=str(folder)) from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise FxlibError(f"its {_MANIFEST} is damaged", where=str(folder)) from error
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Make a backup, or restore one; return the exit status: 0 done, 1 it failed, 2 the command line is wrong."""
+    try:
+        options = _parser(command).parse_args(arguments)
+        places = [f"--{name}={getattr(options, name)}" for name in _PLACES if getattr(options, name) is not None]
+        file = ["--config", options.config] if options.config else []
+        config = APPLICATION.read([*places, *file, "--insecure"])  # whatever it says of addresses: nothing listens here
+        done = (make if command == "backup" else restore)(config, options.folder)
+    except OptionError as error:
+        sys.stderr.write(f"fxlib {command}: {error}\n")
+        return 2
+    except FxlibError as error:
+        sys.stderr.write(f"fxlib {command}: {error}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"fxlib {command}: {of_system(error)}\n")
+        return 1
+    size, lost = sum(done.blobs.values()), len(done.missing)
+    if options.json:
+        figures = {"id": done.id, "folder": str(options.folder), "jobs": done.jobs, "blobs": len(done.blobs)}
+        line = json.dumps({**figures, "blob_bytes": size, "missing": done.missing})
+    else:
+        verb = "is in" if command == "backup" else "was restored from"
+        line = f"fxlib: a database of {done.jobs} jobs, with {len(done.blobs)} blobs ({size:,} bytes), {verb} "
+        line += str(options.folder)
+    sys.stdout.write(f"{line}\n")
+    if lost:
+        sys.stderr.write(
+            f"fxlib {command}: {lost} blobs that jobs name were lost or damaged before: --json names them\n"
+        )
+    return 0
+
+
+def make(config: Config, folder: Path) -> Manifest:
+    """Back a service up into a folder that does not exist yet, and return what it holds. The service may run meanwhile.
+
+    Raises:
+        FxlibError: the folder exists, another process makes it, or something cannot be read or written.
+    """
+    if folder.exists():
+        raise FxlibError("it exists", where=str(folder), hint="Name a folder that does not.")
+    whole = folder.absolute()
+    unfinished = whole.with_name(f"{whole.name}{_UNFINISHED}")
+    blobs = blob_store(config, Clock())
+    unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _alone(unfinished):
+        _clear(unfinished)
+        target = FolderBlobStore(unfinished)
+        with _snapshot(config, unfinished) as (database, db):
+            jobs = db.execute(sa.select(sa.func.count()).select_from(schema.jobs)).scalar_one()
+            kept, missing = _collect(db, blobs, target)
+            where = db.execute(sa.text("SELECT current_schema()")).scalar_one() if is_shared(config) else ""
+        shutil.rmtree(unfinished / "partial")
+        _sync(database)
+        manifest = Manifest(
+            id=uuid.uuid4().hex,
+            made_at=time.time(),
+            fxlib_version=__version__,
+            database=database.name,
+            sha256=_digest(database),
+            schema=where,
+            jobs=jobs,
+            blobs=kept,
+            missing=sorted(missing),
+        )
+        (unfinished / _MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))
+        _sync(unfinished / _MANIFEST)
+        sync_folder(unfinished)
+        unfinished.rename(whole)  # fails where somebody has made such a folder meanwhile, and put something there
+        sync_folder(whole.parent)
+    return manifest
+
+
+def restore(config: Config, folder: Path) -> Manifest:
+    """Restore a backup into an empty data folder, where no service runs, and an empty database, if that is elsewhere.
+
+    One that was killed is run again.
+
+    Raises:
+        FxlibError: the backup is not whole, the data folder or the database is not empty or of another kind, or
+            something cannot be read or written.
+    """
+    manifest = Manifest.of(folder)
+    if (manifest.database == _POSTGRES) != is_shared(config):
+        kind = "PostgreSQL" if manifest.database == _POSTGRES else "SQLite"
+        raise FxlibError(f"{folder} has a database of {kind}, and this is none", where="--database")
+    if _digest(folder / manifest.database) != manifest.sha256:
+        raise FxlibError(f"its {manifest.database} is damaged", where=str(folder))
+    lock = DataLock(config.data, restores=True)
+    try:
+        again = _mark(config.data, manifest.id)
+        bring = (_restored_postgres if is_shared(config) else _restored_sqlite)(config, manifest, again=again)
+        _bring_back(folder, manifest, blob_store(config, Clock()))
+        if bring is not None:
+            bring(folder / manifest.database)
+        (config.data / RESTORING).unlink()
+        sync_folder(config.data)
+    finally:
+        lock.release()
+    return manifest
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    backs_up = command == "backup"
+    parser = argparse.ArgumentParser(
+        prog=f"fxlib {command}",
+        description=_BACKUP_DESCRIPTION if backs_up else _RESTORE_DESCRIPTION,
+        epilog="Where these are is said by the options, variables and files of the service, too: fxlib serve --help.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="folder to be made, with the backup in it" if backs_up else "folder with the backup",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with options of the service")
+    for declared, _, default in APPLICATION.options():
+        if declared.name in _PLACES and declared.kind is not None:
+            meaning = f"{declared.meaning} (default: {default})".replace("%", "%%")
+            parser.add_argument(f"--{declared.name}", metavar=declared.kind.metavar, help=meaning)
+    parser.add_argument("--json", action="store_true", help="print as JSON what the backup holds")
+    return parser
+
+
+# ---------------------------------------------------------------------------------------------------------- the backup
+
+
+@contextmanager
+def _snapshot(config: Config, folder: Path) -> Iterator[tuple[Path, sa.Connection]]:
+    """Copy the database into a file of the folder; yield that, and what reads the database as it was copied."""
+    path = folder / (_POSTGRES if is_shared(config) else _SQLITE)
+    if is_shared(config):
+        with _postgres(config, isolation="REPEATABLE READ") as db:
+            name = db.execute(sa.text("SELECT pg_export_snapshot()")).scalar_one()
+            where = db.execute(sa.text("SELECT current_schema()")).scalar_one()
+            found = set(sa.inspect(db).get_table_names()) & schema.metadata.tables.keys()
+            if schema.jobs.name not in found:
+                raise FxlibError("there are no jobs of a service in this database", where="--database")
+            tables = [f'--table="{where}"."{table}"' for table in sorted(found)]
+            _run(config, "pg_dump", "--format=custom", f"--snapshot={name}", *tables, f"--file={path}")
+            yield path, db
+        return
+    original = _sqlite_path(config)
+    if not original.exists():
+        raise FxlibError(f"there is no database {original}", where="--data", hint="Is it another folder?")
+    try:
+        # Not read-only: a database whose service was killed has to be put in order first.
+        with (
+            closing(sqlite3.connect(f"file:{original}?mode=rw", uri=True)) as db_,
+            closing(sqlite3.connect(path)) as to,
+        ):
+            db_.execute("PRAGMA busy_timeout = 10000")
+            db_.backup(to)  # all pages at once: one moment of the database, whatever is written meanwhile
+            to.execute("PRAGMA journal_mode = DELETE")  # one file
+        engine = sa.create_engine(f"sqlite:///{path}")
+        with engine.connect() as db:
+            yield path, db
+        engine.dispose()
+    except (sqlite3.Error, sa.exc.SQLAlchemyError) as error:
+        raise FxlibError(f"the database cannot be read: {in_full(error)}", where=str(original)) from error
+
+
+def _collect(db: sa.Connection, source: BlobStore, target: BlobStore) -> tuple[dict[str, int], set[str]]:
+    """Copy the blobs that the jobs of a database name; return the sizes of these, and which there are not."""
+    named = NamedBlobs(lambda blob: source.read(blob.sha256, offset=0, length=blob.size))
+    readers = {"request": named.in_request, "result": named.in_result}
+    kept, missing = dict[str, int](), set[str]()
+    table = schema.payloads
+    rows = db.execution_options(yield_per=50).execute(
+        sa.select(table.c.kind, table.c.body).where(table.c.kind.in_(readers))
+    )
+    for kind, body in rows:
+        for sha256 in readers[kind](body) - kept.keys() - missing:
+            size = _copy(partial(source.read, sha256, length=_PIECE), sha256, target)
+            if size is None:
+                missing.add(sha256)
+            else:
+                kept[sha256] = size
+    return kept, missing
+
+
+def _copy(read: Callable[..., bytes], sha256: str, target: BlobStore) -> int | None:
+    """Copy a blob, and return its size; None if it is not there, or damaged."""
+    try:
+        at = target.append(sha256, b"")
+        while piece := read(offset=at):
+            at = target.append(sha256, piece)
+        target.commit(Blob(sha256=sha256, size=at))
+    except ServiceError as error:
+        if error.code not in (Code.BLOB_NOT_FOUND, Code.BLOB_CORRUPT):
+            raise
+        target.drop(sha256)
+        return None
+    return at
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder that is being made."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FxlibError("another process makes this backup", where=str(folder)) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clear(folder: Path) -> None:
+    """Delete what a backup left that was killed."""
+    for each in folder.iterdir():
+        if each.is_dir():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
+
+
+# --------------------------------------------------------------------------------------------------------- the restore
+
+
+def _mark(data: Path, backup: str) -> bool:
+    """Mark a data folder as being restored from a backup; return whether it was before.
+
+    Raises:
+        FxlibError: something else is there.
+    """
+    mark = data / RESTORING
+    if mark.exists() and mark.read_text().strip() == backup:
+        return True
+    if mark.exists():
+        raise FxlibError(f"another backup was being restored into {data}", where="--data", hint="Delete the folder.")
+    if {each.name for each in data.iterdir()} - _FOREIGN:
+        raise FxlibError(
+            f"{data} is not empty", where="--data", hint="A backup is restored into an empty folder alone."
+        )
+    unfinished = mark.with_suffix(".part")
+    unfinished.write_text(f"{backup}\n")
+    _sync(unfinished)
+    unfinished.rename(mark)
+    sync_folder(data)
+    return False
+
+
+def _bring_back(folder: Path, manifest: Manifest, target: BlobStore) -> None:
+    for sha256, size in manifest.blobs.items():
+        if target.size(sha256) == size:  # it was brought back before, or is there by itself
+            continue
+        target.drop(sha256)
+        read = partial(_piece_of, folder / "blobs" / sha256[:2] / sha256)
+        if _copy(read, sha256, target) != size:
+            raise FxlibError(f"its blob {sha256} is missing or damaged", where=str(folder))
+
+
+def _piece_of(path: Path, *, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(_PIECE)
+    except FileNotFoundError:
+        raise ServiceError(Code.BLOB_NOT_FOUND) from None
+
+
+def _restored_sqlite(config: Config, manifest: Manifest, *, again: bool) -> Callable[[Path], None] | None:
+    """Return what brings an SQLite database back; None if it is back already."""
+    target = _sqlite_path(config)
+    if target.exists():
+        if again and _digest(target) == manifest.sha256:
+            return None
+        raise FxlibError(f"there is a database {target}", where="--database")
+
+    def bring(file: Path) -> None:
+        unfinished = target.with_name(f"{target.name}{_UNFINISHED}")
+        shutil.copyfile(file, unfinished)
+        _sync(unfinished)
+        unfinished.rename(target)
+        sync_folder(target.parent)
+
+    return bring
+
+
+def _restored_postgres(config: Config, manifest: Manifest, *, again: bool) -> Callable[[Path], None] | None:
+    """Return what brings the tables of a PostgreSQL database back, all at once; None if they are back already."""
+    with _postgres(config) as db:
+        if (where := db.execute(sa.text("SELECT current_schema()")).scalar()) != manifest.schema:
+            raise FxlibError(
+                f"the tables were in the schema {manifest.schema}, and would be in {where} here",
+                where="--database",
+                hint=f'Have the database, or "options=-csearch_path%3D{manifest.schema}" in its URL, name that.',
+            )
+        found = set(sa.inspect(db).get_table_names()) & schema.metadata.tables.keys()
+        if found:
+            jobs = sa.select(sa.func.count()).select_from(schema.jobs)
+            if again and schema.jobs.name in found and db.execute(jobs).scalar_one() == manifest.jobs:
+                return None
+            raise FxlibError("the database has tables of a service", where="--database", hint="Restore into a new one.")
+
+    def bring(file: Path) -> None:
+        _run(
+            config, "pg_restore", "--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges", str(file)
+        )
+
+    return bring
+
+
+# ------------------------------------------------------------------------------------------------- databases and files
+
+
+def _sqlite_path(config: Config) -> Path:
+    return Path(sa.make_url(sqlite_url(config)).database or "")
+
+
+@contextmanager
+def _postgres(config: Config, *, isolation: str = "READ COMMITTED") -> Iterator[sa.Connection]:
+    try:
+        url = sa.make_url(config.database_url).set(drivername="postgresql+psycopg")
+        engine = sa.create_engine(url, isolation_level=isolation)
+        try:
+            with engine.connect() as db:
+                yield db
+        finally:
+            engine.dispose()
+    except (sa.exc.SQLAlchemyError, ModuleNotFoundError) as error:
+        raise FxlibError(f"the database cannot be used: {in_full(error)}", where="--database") from error
+
+
+def _run(config: Config, program: str, *options: str) -> None:
+    """Run a program of PostgreSQL's on the database. It ends with this process."""
+    url = sa.make_url(config.database_url).set(drivername="postgresql")
+    password = {} if url.password is None else {"PGPASSWORD": str(url.password)}  # not where all see command lines
+    uri = url.set(password=None).render_as_string()
+    try:
+        done = subprocess.run(
+            [program, f"--dbname={uri}", *options],
+            env={**os.environ, **password},
+            check=False,
+            capture_output=True,
+            text=True,
+            preexec_fn=_die_with_parent,
+        )
+    except FileNotFoundError:
+        hint = "Install PostgreSQL's client programs (apt-get install postgresql-client)."
+        raise FxlibError(f"there is no {program} here", where="--database", hint=hint) from None
+    if done.returncode:
+        told = " ".join(done.stderr.split()) or f"it ended with exit code {done.returncode}"
+        raise FxlibError(f"{program}: {told}", where="--database")
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,54 @@
+"""Which blobs a job names: in its request and its answer, and in the graphs of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from fxlib.errors import WireError
+from fxlib.protocol import blobs_of
+from fxlib.v1 import graph_pb2, jobs_pb2
+from fxlib.wire import parse, values_of
+from fxlib_service.blobs.base import Blob
+from fxlib_service.convert import blob_from_proto
+from fxlib_service.errors import ServiceError
+
+
+class NamedBlobs:
+    """Reads requests and answers, and the graphs that they name, each once.
+
+    Args:
+        read: returns the bytes of a graph; raises ServiceError if it is not there. It is no fault if they are damaged.
+    """
+
+    def __init__(self, read: Callable[[Blob], bytes]) -> None:
+        self._read = read
+        self._graphs: dict[str, frozenset[str]] = {}
+
+    def in_request(self, request: bytes) -> set[str]:
+        """Return the SHA-256 of each blob that a serialized request names."""
+        asked = jobs_pb2.OptimizeRequest.FromString(request)
+        workloads = [asked.workload, *(each.workload for each in asked.variants)]
+        graphs = [asked.graph, *(each.graph for each in asked.variants)]
+        graphs += [each.loss.graph for each in workloads if each.loss.WhichOneof("kind") == "graph"]
+        return {ref.sha256 for each in workloads for ref in blobs_of(each)} | self._with_weights(graphs)
+
+    def in_result(self, result: bytes) -> set[str]:
+        """Return the SHA-256 of each blob that a serialized answer names."""
+        told = jobs_pb2.JobResult.FromString(result)
+        answers = (told, *(variant.result for variant in told.variants))
+        return self._with_weights(each.graph for each in answers if each.HasField("graph"))
+
+    def _with_weights(self, graphs: Iterable[graph_pb2.BlobRef]) -> set[str]:
+        named = set[str]()
+        for ref in graphs:
+            if ref.sha256 not in self._graphs:
+                self._graphs[ref.sha256] = frozenset(self._weights(ref))
+            named |= {ref.sha256, *self._graphs[ref.sha256]}
+        return named
+
+    def _weights(self, ref: graph_pb2.BlobRef) -> Iterator[str]:
+        try:
+            graph = parse(self._read(blob_from_proto(ref)))
+        except (ServiceError, WireError):  # a graph that is missing, or was never valid, names nothing
+            return
+        yield from (storage.sha256 for storage in values_of(graph))

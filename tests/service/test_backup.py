@@ -1,0 +1,280 @@
+"""A backup is whole or refused, whenever it is killed, and a service restored from it has every job with its answer."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psycopg
+import pytest
+from torch import nn
+from torch.fx import symbolic_trace
+
+from fxlib import wire
+from fxlib.errors import FxlibError
+from fxlib.v1 import blobs_pb2, jobs_pb2
+from fxlib_service import backup
+from fxlib_service.config import Config
+from fxlib_service.server import Server
+from tests.service.client import Client, running
+from tests.service.postgres import Postgres
+from tests.service.support import Process, answer, graph_bytes, ref, refused, request
+from tests.shared.forked import Module
+
+KINDS = ["sqlite", "postgres"]
+
+
+def fill(client: Client, jobs: int) -> dict[str, jobs_pb2.Job]:
+    """Have jobs in all states, one of them with weights; return them all as they are told, by id."""
+    encoded = wire.encode(symbolic_trace(nn.Linear(3, 3)), weights=True)
+    weighty = encoded.graph.SerializeToString(deterministic=True)
+    for data in (graph_bytes(), weighty, *encoded.blobs.values()):
+        client.put(data)
+    client.submit(graph=weighty, torch_version="1.0")  # nobody claims it
+    for number in range(jobs):
+        data = graph_bytes(3 + number)
+        client.put(data)
+        told = client.submit(graph=data, name=f"model-{number}", labels={"n": str(number)})
+        if number % 4 == 3:
+            client.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=told.id))
+        elif number % 4 < 2:
+            lease = client.claim()
+            assert lease is not None
+            client.complete(lease, answer(gain=0.5 + number))
+    return listed(client)
+
+
+def listed(client: Client) -> dict[str, jobs_pb2.Job]:
+    page = client.jobs.ListJobs(jobs_pb2.ListJobsRequest(page_size=500), timeout=60)
+    return {job.id: client.get(job.id) for job in page.jobs}
+
+
+def read(client: Client, blob: object) -> bytes:
+    asked = blobs_pb2.ReadRequest(blob=blob)  # type: ignore[arg-type]
+    return b"".join(piece.data for piece in client.blobs.Read(asked, timeout=60))
+
+
+def check_answers(client: Client, jobs: dict[str, jobs_pb2.Job]) -> None:
+    """Check that a service has these jobs, their histories and graphs, and answers from them."""
+    assert listed(client) == jobs
+    for job in jobs.values():
+        assert client.watch(job.id, 0)[0] == 1 if job.state == jobs_pb2.JOB_STATE_SUCCEEDED else True
+        if job.HasField("result"):
+            assert read(client, job.result.graph) == graph_bytes()
+    done = next(job for job in jobs.values() if job.state == jobs_pb2.JOB_STATE_SUCCEEDED)
+    number = int(done.labels["n"])
+    again = client.jobs.Optimize(request(graph=graph_bytes(3 + number), name=done.name), timeout=60).job
+    assert (again.cached, again.result) == (True, done.result)
+
+
+def ran(command: str, log: Path, *arguments: str) -> str:
+    """Run the command to its end, and return what it says; it fails with what it says of that."""
+    out = log.with_suffix(".out")
+    out.unlink(missing_ok=True)
+    log.unlink(missing_ok=True)
+    status = Module("fxlib_service", command, *arguments, log=log, out=out).wait()
+    assert status in (0, 1), log.read_text()
+    if status:
+        raise AssertionError(log.read_text())
+    return out.read_text()
+
+
+class Place:
+    """Where a service has its data: a folder, and a database if that is not in it."""
+
+    def __init__(self, folder: Path, postgres: Postgres | None, schema: str = "") -> None:
+        self.folder, self._postgres, self._schema = folder, postgres, schema or f"s{uuid.uuid4().hex}"
+        self.options = ["--data", str(folder)]
+        if postgres is not None:
+            self.database = f"d{uuid.uuid4().hex}"
+            with psycopg.connect(user="fxlib", host=str(postgres.folder), dbname="postgres", autocommit=True) as db:
+                db.execute(f"CREATE DATABASE {self.database}".encode())
+            with psycopg.connect(user="fxlib", host=str(postgres.folder), dbname=self.database) as db:
+                db.execute(f"CREATE SCHEMA {self._schema}".encode())
+            url = postgres.url(self._schema).replace("@/postgres?", f"@/{self.database}?")
+            self.options += ["--database", url]
+
+    def running(self) -> AbstractContextManager[tuple[Process, Client]]:
+        return running(self.folder, *self.options[2:])
+
+    def other(self, name: str) -> Place:
+        """Return another, for what is restored."""
+        return Place(self.folder.parent / name, self._postgres, self._schema)
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    shared = request.param == "postgres"
+    return Place(tmp_path / "data", request.getfixturevalue("postgres") if shared else None)
+
+
+@pytest.mark.slow
+def test_a_backup_of_a_running_service_is_restored_with_every_job(place: Place, tmp_path: Path) -> None:
+    to, log = tmp_path / "backup", tmp_path / "log"
+    with place.running() as (_, client):
+        jobs = fill(client, 8)
+        told = json.loads(ran("backup", log, str(to), *place.options, "--json"))
+        client.submit(name="later")
+    graphs, weights = 8 + 1 + 1, 2  # those of the jobs, that of the answers, and one with weights
+    assert (told["jobs"], told["blobs"], told["missing"]) == (9, graphs + weights, [])
+    with pytest.raises(AssertionError, match="it exists"):
+        ran("backup", log, str(to), *place.options)
+    new = place.other("new")
+    assert "9 jobs" in ran("restore", log, str(to), *new.options)
+    with new.running() as (_, client):
+        check_answers(client, jobs)
+        with pytest.raises(AssertionError, match="another service uses"):
+            ran("restore", log, str(to), *new.options)
+    with pytest.raises(AssertionError, match="not empty"):
+        ran("restore", log, str(to), *new.options)
+
+
+@pytest.mark.slow
+def test_a_backup_that_is_killed_is_no_backup_and_the_next_one_is_whole(place: Place, tmp_path: Path) -> None:
+    choose, log = random.Random(1), tmp_path / "log"
+    with place.running() as (_, client):
+        jobs = fill(client, 60)
+        began = time.monotonic()
+        ran("backup", log, str(tmp_path / "first"), *place.options)
+        took_s, halves = time.monotonic() - began, 0
+        for number in range(8):
+            to = tmp_path / f"backup-{number}"
+            killed_after(choose.uniform(0.0, took_s), "backup", log, str(to), *place.options)
+            halves += to.with_name(f"{to.name}.unfinished").exists()
+            client.submit(name=f"meanwhile-{number}")
+            for folder in (to, to.with_name(f"{to.name}.unfinished")):
+                if folder != to or not folder.exists():
+                    with pytest.raises(AssertionError, match="it is no backup, or one that was not finished"):
+                        ran("restore", log, str(folder), *place.other(f"of-{number}-{folder.suffix}").options)
+            if not to.exists():
+                ran("backup", log, str(to), *place.options)
+    assert halves > 0
+    new = place.other("new")
+    ran("restore", log, str(to), *new.options)
+    with new.running() as (_, client):
+        assert listed(client).items() >= jobs.items()
+
+
+@pytest.mark.slow
+def test_a_restore_that_is_killed_is_no_service_s_and_is_run_again(place: Place, tmp_path: Path) -> None:
+    choose, log, to = random.Random(2), tmp_path / "log", tmp_path / "backup"
+    with place.running() as (_, client):
+        jobs = fill(client, 60)
+    ran("backup", log, str(to), *place.options)
+    began = time.monotonic()
+    ran("restore", log, str(to), *place.other("first").options)
+    took_s, halves = time.monotonic() - began, 0
+    for number in range(5):
+        new = place.other(f"new-{number}")
+        for _ in range(2):
+            killed_after(choose.uniform(0.0, took_s), "restore", log, str(to), *new.options)
+            if (new.folder / "restoring").exists():
+                halves += 1
+                said = refused(*new.options, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+                assert "was being restored" in said
+        if (new.folder / "restoring").exists() or not new.folder.exists():
+            ran("restore", log, str(to), *new.options)
+    assert halves > 0
+    with new.running() as (_, client):
+        check_answers(client, jobs)
+
+
+def killed_after(seconds: float, command: str, log: Path, *arguments: str) -> None:
+    process = Module("fxlib_service", command, *arguments, log=log)
+    time.sleep(seconds)
+    process.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Config, Path]:
+    """A service's folder, and a backup of it."""
+    config, to = Config(data=tmp_path / "data"), tmp_path / "backup"
+    with running(config.data) as (_, client):
+        fill(client, 4)
+    backup.make(config, to)
+    return config, to
+
+
+def lose_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def damage_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("{")
+
+
+def come_from_the_future(folder: Path) -> None:
+    told = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**told, "format": 2}))
+
+
+def damage_the_database(folder: Path) -> None:
+    with (folder / "service.sqlite").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"?")
+
+
+def lose_a_blob(folder: Path) -> None:
+    next((folder / "blobs").glob("??/*")).unlink()
+
+
+def damage_a_blob(folder: Path) -> None:
+    next((folder / "blobs").glob("??/*")).write_bytes(b"?")
+
+
+@pytest.mark.slow
+def test_a_backup_that_is_not_whole_is_refused(made: tuple[Config, Path], tmp_path: Path) -> None:
+    told: dict[Callable[[Path], None], str] = {
+        lose_the_manifest: "it is no backup, or one that was not finished",
+        damage_the_manifest: r"manifest\.json is damaged",
+        come_from_the_future: "of format 2, and this release reads 1",
+        damage_the_database: r"service\.sqlite is damaged",
+        lose_a_blob: "missing or damaged",
+        damage_a_blob: "missing or damaged",
+    }
+    for number, (spoil, says) in enumerate(told.items()):
+        bad, new = tmp_path / f"bad-{number}", Config(data=tmp_path / f"new-{number}")
+        shutil.copytree(made[1], bad)
+        spoil(bad)
+        with pytest.raises(FxlibError, match=says):
+            backup.restore(new, bad)
+        assert not (new.data / "service.sqlite").exists()
+        if new.data.exists():
+            with pytest.raises(FxlibError, match="was being restored"):
+                Server(new)
+    with pytest.raises(FxlibError, match="has a database of SQLite"):
+        backup.restore(Config(data=tmp_path / "n", database_url="postgresql://localhost/none"), made[1])
+
+
+@pytest.mark.slow
+def test_a_blob_that_the_service_has_lost_is_told_and_keeps_nothing_back(
+    made: tuple[Config, Path], tmp_path: Path
+) -> None:
+    config, _ = made
+    lost = ref(graph_bytes()).sha256
+    (config.data / "blobs" / lost[:2] / lost).unlink()
+    damaged = ref(graph_bytes(3)).sha256
+    (config.data / "blobs" / damaged[:2] / damaged).write_bytes(b"?")
+    told = backup.make(config, tmp_path / "another")
+    assert told.missing == sorted([lost, damaged])
+    assert (config.data / "blobs" / damaged[:2] / damaged).exists()
+    assert backup.restore(Config(data=tmp_path / "new"), tmp_path / "another").jobs == 5
+
+
+def test_a_folder_without_a_service_is_not_backed_up(tmp_path: Path) -> None:
+    with pytest.raises(FxlibError, match="there is no database"):
+        backup.make(Config(data=tmp_path / "nothing"), tmp_path / "backup")
+
+
+def test_a_wrong_command_line_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (["--no-such"], []):
+        with pytest.raises(SystemExit):
+            backup.main("backup", wrong)
+        assert capsys.readouterr().err.startswith("usage: fxlib backup")
