@@ -52,6 +52,7 @@ arrows: $(INSTALLED)
 
 protos-lint: $(INSTALLED)
 	$(BIN)/buf lint protos
+	$(BIN)/buf breaking protos --against protos/released.binpb
 
 # A third of the time, tests wait for other processes: twice as many processes as cores.
 fast: $(INSTALLED)
