@@ -44,6 +44,7 @@ from fxlib_service.servicers.optimizer import OptimizerServicer
 from fxlib_service.servicers.workers import WorkerServicer
 from fxlib_service.storage_faults import in_full
 from fxlib_service.store_probe import StoreProbe
+from fxlib_service.stored_counts import StoredCounts
 from fxlib_service.stores.base import JobStore
 from fxlib_service.stores.postgres import Change, PostgresJobStore
 from fxlib_service.submit import EqualJobs, Submit
@@ -99,13 +100,13 @@ class _Sharing:
     """Brings what the other services do to this one's watchers and workers."""
 
     def __init__(
-        self, ledger: Ledger, store: PostgresJobStore, broker: EventBroker, dispatcher: Dispatcher, workers: Workers
+        self, ledger: Ledger, store: PostgresJobStore, dispatcher: Dispatcher, workers: Workers, counts: StoredCounts
     ) -> None:
         self._ledger = ledger
         self._store = store
-        self._broker = broker
         self._dispatcher = dispatcher
         self._workers = workers
+        self._counts = counts
 
     async def follow(self) -> None:
         """Pass on what other services change, until this task is cancelled.
@@ -128,23 +129,24 @@ class _Sharing:
                 await asyncio.sleep(_AWAY_S)
 
     async def recall(self) -> None:
-        """Read every few seconds which workers the other services hear from, until this task is cancelled."""
+        """Every few seconds, read which workers the other services hear from, and tell them of open calls."""
         while True:
             await asyncio.sleep(_RECALL_S)
             try:
                 await self._workers.recall()
+                await self._counts.tell()
             except ServiceError:
-                logger.debug("the workers of other services cannot be read now")
+                logger.debug("the other services cannot be told of, or heard of, now")
 
     async def _pass_on(self, change: Change | None) -> None:
         if change is None:
-            self._broker.missed()
+            self._ledger.broker.missed()
             self._dispatcher.wake_all()
             return
-        if self._broker.watched(change.job_id):
+        if self._ledger.broker.watched(change.job_id):
             read = self._ledger.store.events
             for event in await self._ledger.read(read, change.job_id, after=change.sequence - 1, limit=1):
-                self._broker.publish(change.job_id, event)
+                self._ledger.broker.publish(change.job_id, event)
         if change.state is not State.RUNNING and (job := await self._ledger.read(self._store.get, change.job_id)):
             self._dispatcher.wake(job)
 
@@ -220,6 +222,10 @@ async def make_core(
         reserve=reserve,
     )
     quotas = Quotas() if policy is None else policy.quotas
+    sharing = None
+    if shared is not None:
+        quotas.counts = counts = StoredCounts(ledger, shared, background)
+        sharing = _Sharing(ledger, shared, dispatcher, workers, counts)
     equal = EqualJobs(ledger, holdings, background)
     ledger.listeners += [metrics.heard, dispatcher.heard, submit.heard, equal.heard]
     await workers.recall()
@@ -245,7 +251,7 @@ async def make_core(
         blobs=BlobServicer(blobs, holdings, StorageQuota(quotas), config.limits, leases=leases, reserve=reserve),
         workers=WorkerServicer(dispatcher, admission, holdings, config.limits),
         dispatcher=dispatcher,
-        sharing=None if shared is None else _Sharing(ledger, shared, broker, dispatcher, workers),
+        sharing=sharing,
         blob_store=blobs,
         retention=_retention(config, ledger, blobs, metrics, clock) if config.keep_days else None,
         broker=broker,

@@ -261,11 +261,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             caller = intercepted.caller = self._authenticator.caller(intercepted.proof)
             caller.check(name)
             self._running.add(intercepted)
-            with self._quotas.in_flight(caller.namespace):
-                async with self._in_flight.call(caller.tenant):
-                    intercepted.call = Call(caller=caller, clock=context, peer=peer)
-                    intercepted.tenant = caller.tenant
-                    yield intercepted
+            async with self._quotas.in_flight(caller.namespace), self._in_flight.call(caller.tenant):
+                intercepted.call = Call(caller=caller, clock=context, peer=peer)
+                intercepted.tenant = caller.tenant
+                yield intercepted
         except BaseException as error:  # every error becomes a status
             self._running.discard(intercepted)
             if not (intercepted.revoked or isinstance(error, Exception)):

@@ -37,6 +37,8 @@ class Ledger:
         reserve: room on the disk for all that happens to jobs that were accepted.
 
     Attributes:
+        store: the same.
+        broker: the same.
         listeners: functions that are called with every transition that changed a job, on the event loop's thread.
     """
 
@@ -53,7 +55,7 @@ class Ledger:
         self._clock = clock or Clock()
         self._reserve = reserve
         self.listeners: list[Callable[[Transition], None]] = []
-        self._broker = broker
+        self.broker = broker
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="fxlib-store-write")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="fxlib-store-read")
         self._background = background
@@ -134,7 +136,7 @@ class Ledger:
             if told is None:
                 raise job_not_found(job_id)
             if told.event is not None:
-                self._broker.publish(job_id, told.event)
+                self.broker.publish(job_id, told.event)
             return told
 
         return await asyncio.shield(self._background.spawn(act()))
@@ -207,7 +209,7 @@ class Ledger:
 
     def _tell(self, transition: Transition) -> None:
         if transition.event is not None:
-            self._broker.publish(transition.job.id, transition.event)
+            self.broker.publish(transition.job.id, transition.event)
             for listener in self.listeners:
                 listener(transition)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
+
+from typing_extensions import override
 
 from fxlib.spec.job import TrialOptions
 from fxlib.v1 import jobs_pb2
@@ -17,7 +20,7 @@ from fxlib_service.errors import Code, ServiceError, Violation
 
 _SOON_S: Final = 1.0
 _LATER_S: Final = 60.0
-_MINUTE_S: Final = 60.0
+MINUTE_S: Final = 60.0
 _REMEMBERED_TENANTS: Final = 1_000
 _UNSAID: Final = TrialOptions()
 
@@ -43,6 +46,58 @@ class Quota:
     trial_processes: int | None = None
 
 
+class Counts(ABC):
+    """What is counted against quotas from one moment to the next."""
+
+    @abstractmethod
+    async def enter(self, namespace: str, allowed: int | None) -> bool:
+        """Count a call of a namespace as open, until `leave`, unless as many are as are allowed; return whether."""
+
+    @abstractmethod
+    def leave(self, namespace: str) -> None:
+        """Count a call as over."""
+
+    @abstractmethod
+    async def live_report(self, tenant: str, per_minute: int) -> float:
+        """Count a live report, or return after how many seconds one fits; as many as a minute's may come at once.
+
+        Source: the generic cell rate algorithm, by virtual scheduling; ITU-T I.371, annex A.
+        """
+
+
+class OwnCounts(Counts):
+    """Counts of one service, in its memory."""
+
+    def __init__(self) -> None:
+        self._calls = Counter[str]()
+        self._live_due_s: dict[str, float] = {}
+        """When the live reports of each tenant that has made some of late would be over, evenly spread."""
+
+    @override
+    async def enter(self, namespace: str, allowed: int | None) -> bool:
+        if allowed is not None and self._calls[namespace] >= allowed:
+            return False
+        self._calls[namespace] += 1
+        return True
+
+    @override
+    def leave(self, namespace: str) -> None:
+        self._calls[namespace] -= 1
+        if not self._calls[namespace]:
+            del self._calls[namespace]
+
+    @override
+    async def live_report(self, tenant: str, per_minute: int) -> float:
+        now_s = time.monotonic()
+        due_s = max(now_s, self._live_due_s.get(tenant, 0.0)) + MINUTE_S / per_minute
+        if due_s > now_s + MINUTE_S:
+            return due_s - now_s - MINUTE_S
+        if len(self._live_due_s) >= _REMEMBERED_TENANTS:
+            self._live_due_s = {name: at_s for name, at_s in self._live_due_s.items() if at_s > now_s}
+        self._live_due_s[tenant] = due_s
+        return 0.0
+
+
 @dataclass(kw_only=True)
 class Quotas:
     """The quotas of all namespaces, which a policy that is read again changes.
@@ -50,13 +105,12 @@ class Quotas:
     Attributes:
         general: quota of each namespace that has none of its own.
         own: quotas of single namespaces, by name.
+        counts: what is counted against them.
     """
 
     general: Quota = Quota()
     own: Mapping[str, Quota] = field(default_factory=dict)
-    _in_flight: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
-    _live_due_s: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """When the live reports of each tenant that has made some of late would be over, evenly spread."""
+    counts: Counts = field(default_factory=OwnCounts, init=False, repr=False, compare=False)
 
     def take(self, newer: Quotas) -> None:
         """Use newer quotas from now on; what is in flight goes on counting."""
@@ -71,44 +125,35 @@ class Quotas:
         own = self.of(namespace).queued_jobs
         return limits.queued_per_namespace if own is None else min(own, limits.queued_per_namespace)
 
-    @contextmanager
-    def in_flight(self, namespace: str | None) -> Iterator[None]:
+    @asynccontextmanager
+    async def in_flight(self, namespace: str | None) -> AsyncIterator[None]:
         """Count a call as in flight for the length of the block.
 
         Raises:
-            ServiceError: QUOTA_EXCEEDED; the call may be made again soon.
+            ServiceError: QUOTA_EXCEEDED; the call may be made again soon. Where counts are in a database,
+                STORAGE_UNAVAILABLE.
         """
         if namespace is None:
             yield
             return
-        allowed = self.of(namespace).requests_in_flight
-        if allowed is not None and self._in_flight[namespace] >= allowed:
-            raise exceeded(namespace, "requests_in_flight", allowed, retry_after_s=_SOON_S)
-        self._in_flight[namespace] += 1
+        allowed, counts = self.of(namespace).requests_in_flight, self.counts
+        if not await counts.enter(namespace, allowed):
+            raise exceeded(namespace, "requests_in_flight", allowed or 0, retry_after_s=_SOON_S)
         try:
             yield
         finally:
-            self._in_flight[namespace] -= 1
-            if not self._in_flight[namespace]:
-                del self._in_flight[namespace]
+            counts.leave(namespace)
 
-    def live_report(self, namespace: str | None, tenant: str, limits: Limits) -> None:
+    async def live_report(self, namespace: str | None, tenant: str, limits: Limits) -> None:
         """Count a live report of a tenant; as many as a minute allows may come at once.
-
-        Source: the generic cell rate algorithm, by virtual scheduling; ITU-T I.371, annex A.
 
         Raises:
             ServiceError: QUOTA_EXCEEDED; `retry_after_s` later the next one fits.
         """
-        own, now_s = self.of(namespace).live_reports_per_minute, time.monotonic()
+        own = self.of(namespace).live_reports_per_minute
         allowed = min(own or limits.live_reports_per_minute, limits.live_reports_per_minute)
-        due_s = max(now_s, self._live_due_s.get(tenant, 0.0)) + _MINUTE_S / allowed
-        if due_s > now_s + _MINUTE_S:
-            wait_s = due_s - now_s - _MINUTE_S
+        if wait_s := await self.counts.live_report(tenant, allowed):
             raise exceeded(tenant, "live_reports_per_minute", allowed, retry_after_s=max(wait_s, _SOON_S))
-        if len(self._live_due_s) >= _REMEMBERED_TENANTS:
-            self._live_due_s = {name: at_s for name, at_s in self._live_due_s.items() if at_s > now_s}
-        self._live_due_s[tenant] = due_s
 
     def check_trial(self, request: jobs_pb2.OptimizeRequest, limits: Limits) -> None:
         """Refuse a job that asks for a longer or larger trial than its namespace may have.

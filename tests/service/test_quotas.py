@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+import sqlalchemy as sa
 from google.rpc import error_details_pb2, status_pb2
 
 from fxlib.errors import FxlibError
@@ -17,9 +18,12 @@ from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.policy import Policy
 from fxlib_service.quotas import Quota, Quotas
+from fxlib_service.stores import schema
+from fxlib_service.stores.postgres import PostgresJobStore
+from tests.service.postgres import Postgres
 from tests.service.principals import bearer, write_policy
 from tests.service.support import fields, make_service, ref, request, submit
-from tests.service.test_roles import guarded
+from tests.service.test_roles import Guarded, guarded
 
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, str, str, float]:
@@ -119,18 +123,96 @@ async def test_live_reports_are_bounded_by_namespace(tmp_path: Path) -> None:
             await report("web")
 
 
-def test_live_reports_may_come_again_once_a_minute_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_live_reports_may_come_again_once_a_minute_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, refusals, quotas = 1_000.0, list[float | None](), Quotas()
     monkeypatch.setattr("fxlib_service.quotas.time.monotonic", lambda: now_s)
     for _ in range(40):  # four a second, of which 60 a minute fit beyond the first 60
         for _ in range(4):
             try:
-                quotas.live_report(None, "principal owner", Limits(live_reports_per_minute=60))
+                await quotas.live_report(None, "principal owner", Limits(live_reports_per_minute=60))
             except ServiceError as refusal:
                 refusals.append(refusal.retry_after_s)
         now_s += 1.0
     assert 160 - len(refusals) == 60 + 39
     assert set(refusals) == {1.0}
+
+
+async def test_services_on_one_database_count_open_calls_and_live_reports_together(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    url, text = postgres.url(), "[namespaces.ads]\nrequests_in_flight = 3\nlive_reports_per_minute = 2"
+    folders = [tmp_path / "here", tmp_path / "there"]
+    for folder in folders:
+        folder.mkdir()
+    async with (
+        asyncio.timeout(200),
+        guarded(folders[0], text, database_url=url) as here,
+        guarded(folders[1], text, database_url=url) as there,
+    ):
+        job = await here.submit("ads", fresh=True)
+        asked = jobs_pb2.WatchJobRequest(job_id=job.id)
+        watching = [each.jobs.WatchJob(asked, metadata=bearer("ads")) for each in (here, there, here)]
+        for call in watching:
+            await call.read()
+        for each in (here, there):
+            again = each.jobs.ListPasses(jobs_pb2.ListPassesRequest(), metadata=bearer("ads"))
+            assert await refused(again) == (FULL, "QUOTA_EXCEEDED", "requests_in_flight", 1.0)
+        await there.submit("web", fresh=True)
+        watching[0].cancel()
+        await admitted(there, "ads")
+
+        live = jobs_pb2.ReportLiveRequest(job_id="none", live=jobs_pb2.LiveFigures(qps_original=1.0))
+        for each in (here, there):
+            with pytest.raises(grpc.aio.AioRpcError, match="no job none"):
+                await admitted(each, "ads", live)
+        for each in (here, there):
+            *said, retry_s = await refused(admitted(each, "ads", live))
+            assert said == [FULL, "QUOTA_EXCEEDED", "live_reports_per_minute"]
+            assert 20.0 < retry_s <= 30.0
+        with pytest.raises(grpc.aio.AioRpcError, match="no job none"):
+            await there.jobs.ReportLive(live, metadata=bearer("web"))
+
+
+async def admitted(service: Guarded, who: str, live: jobs_pb2.ReportLiveRequest | None = None) -> None:
+    """Make a call again until no other one is in its way."""
+    while True:
+        try:
+            if live is None:
+                await service.jobs.ListPasses(jobs_pb2.ListPassesRequest(), metadata=bearer(who))
+            else:
+                await service.jobs.ReportLive(live, metadata=bearer(who))
+        except grpc.aio.AioRpcError as error:
+            if "requests_in_flight" not in str(error.details()):
+                raise
+            await asyncio.sleep(0.01)
+        else:
+            return
+
+
+def test_calls_of_a_service_that_is_gone_count_no_longer(postgres: Postgres) -> None:
+    url = postgres.url()
+    here, there = PostgresJobStore(url), PostgresJobStore(url)
+    assert here.count_calls("ads", 2, 3)
+    assert [there.count_calls("ads", own, 3) for own in (2, 1)] == [False, True]
+    here.tell_calls({"ads": 1})
+    assert there.count_calls("ads", 2, 3)
+    with here._write.begin() as db:
+        silent = schema.calls_in_flight.c.service == here._origin
+        db.execute(schema.calls_in_flight.update().where(silent).values(told_at=0.0))
+    assert there.count_calls("ads", 3, 3)
+    there.forget_counts()
+    with here._write.begin() as db:
+        assert db.execute(sa.select(schema.calls_in_flight.c.calls)).scalars().all() == [3]
+    for each in (here, there):
+        each.close()
+
+
+def test_a_live_report_that_has_to_wait_is_told_for_how_long(postgres: Postgres) -> None:
+    store = PostgresJobStore(postgres.url())
+    assert [store.count_live_report("ads", 20.0, 60.0) for _ in range(3)] == [0.0] * 3
+    assert 15.0 < store.count_live_report("ads", 20.0, 60.0) <= 20.0
+    assert store.count_live_report("web", 20.0, 60.0) == 0.0
+    store.close()
 
 
 async def test_a_trial_larger_than_the_quota_is_refused_by_its_fields(tmp_path: Path) -> None:

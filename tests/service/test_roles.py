@@ -150,8 +150,11 @@ def _asked(method: str, job: jobs_pb2.Job, data: bytes) -> Message:
 
 
 @asynccontextmanager
-async def guarded(folder: Path, more: str = "", limits: Limits | None = None) -> AsyncIterator[Guarded]:
+async def guarded(
+    folder: Path, more: str = "", limits: Limits | None = None, *, database_url: str = ""
+) -> AsyncIterator[Guarded]:
     config = Config(
+        database_url=database_url,
         data=folder / "data",
         listen=ANYWHERE,
         metrics=ANYWHERE,

@@ -1,11 +1,15 @@
 """What the store in a database has of its own, and that it answers as the one in memory does, whatever happens."""
 
+import math
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
@@ -14,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxlib.errors import FxlibError
+from fxlib.v1 import jobs_pb2
 from fxlib_service.errors import ServiceError
+from fxlib_service.job import Job, State
 from fxlib_service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
 from fxlib_service.stores import migrations, schema, sql
 from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Worker
@@ -67,43 +73,92 @@ def test_all_steps_from_the_first_on_make_todays_tables(
     store.close()
 
 
-@pytest.mark.parametrize("kind", [SqlJobStore, PostgresJobStore])
-def test_a_database_of_version_1_is_brought_up_to_date_with_all_that_it_holds(
-    kind: type[SqlJobStore], request: pytest.FixtureRequest, tmp_path: Path
+FROZEN = sorted((Path(__file__).parent / "tables_of_before").glob("*.sql"))
+
+
+def contents(store: SqlJobStore, like: Mapping[str, Sequence[Mapping[str, object]]] | None = None) -> dict[str, Any]:
+    """Return the rows of all tables, in an order of theirs; only the tables and columns of `like`, if that is given."""
+    found, known = {}, sa.MetaData()
+    known.reflect(store._write)
+    with store._write.connect() as db:
+        for name, table in known.tables.items():
+            if name.startswith("fxlib_") or not (like is None or name in like):
+                continue
+            columns = [each for each in table.columns if like is None or not like[name] or each.name in like[name][0]]
+            rows = [dict(row) for row in db.execute(sa.select(*columns)).mappings()]
+            found[name] = sorted(rows, key=repr)
+    return found
+
+
+@pytest.mark.parametrize("file", FROZEN, ids=lambda file: file.stem)
+def test_a_database_of_before_is_brought_up_to_date_with_all_that_it_holds(
+    file: Path, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    shared = kind is PostgresJobStore
-    url = request.getfixturevalue("postgres").url() if shared else f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    kind, url = SqlJobStore, f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+    if file.stem.endswith("postgres"):
+        kind, url = PostgresJobStore, request.getfixturevalue("postgres").url()
+        with psycopg.connect(url) as db:
+            db.execute(file.read_bytes())
+            db.execute("create table alembic_version (version_num text)")  # of another program
+    else:
+        with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as lite:
+            lite.executescript(file.read_text())
+    with mock.patch.object(kind, "_prepare"):
+        untouched = kind(url)
+    before = contents(untouched)
+    untouched.close()
     store = kind(url)
-    stored = happen(store, add(store, request=b"asked").id, claimed(), DONE)
-    with store._write.begin() as db:
-        db.exec_driver_sql("drop index jobs_by_turn")
-        db.exec_driver_sql("drop index jobs_by_answer")
-        for column in ("asked_by", "asked_from", "measured_by", "labels_asked", "leased_until"):
-            db.exec_driver_sql(f"alter table jobs drop column {column}")
-        for column in ("containment", "labels"):
-            db.exec_driver_sql(f"alter table workers drop column {column}")
-        db.exec_driver_sql("alter table fxlib_about drop column swept_at")
-        db.exec_driver_sql("drop table holdings")
-        db.exec_driver_sql("drop table fxlib_version")
-        db.exec_driver_sql("create index jobs_by_key on jobs (cache_key, state)")
-        db.exec_driver_sql("update fxlib_about set schema_version = 1")
-        db.exec_driver_sql("create table alembic_version (version_num text)")  # of another program
-        db.exec_driver_sql("insert into alembic_version values ('theirs')")
+    if file.stem.endswith("postgres"):
+        with store._write.begin() as db_:
+            db_.exec_driver_sql("drop table alembic_version")
+        before.pop("alembic_version")
+    assert_tables_are_todays(store._write)
+    assert contents(store, before) == before
+    check_jobs(store)
+    with store._write.begin() as db_:
+        assert db_.exec_driver_sql("select schema_version from fxlib_about").scalar() == 5  # for services of before
     store.close()
-    again = kind(url)
-    with again._write.begin() as db:
-        assert db.exec_driver_sql("select schema_version from fxlib_about").scalar() == 5  # for services of before
-        assert db.exec_driver_sql("select version_num from alembic_version").scalars().all() == ["theirs"]
-        db.exec_driver_sql("drop table alembic_version")
-    assert_tables_are_todays(again._write)
-    assert again.get(stored.id) == stored
-    assert (again.request_of(stored.id), again.result_of(stored.id)) == (b"asked", DONE.result)
-    again.hold("ads", {"a" * 64: 5})
-    assert add(again, asked_by="ads-launcher").asked_by == "ads-launcher"
-    again.see(Worker(id="w", torch_version="2.13.0", hardware="cpu", containment="isolated"), forget_before=0.0)
-    assert [worker.containment for worker in again.workers()] == ["isolated"]
-    again.close()
     kind(url).close()  # the next start finds it up to date
+
+
+def check_jobs(store: SqlJobStore) -> None:
+    """Check that a store which was frozen with its jobs answers of each, and goes on."""
+    jobs = list(_pages(store))
+    assert len(jobs) == 50
+    for number, job_ in enumerate(jobs):
+        assert (job_.id, store.find(job_.namespace, f"request-{number}")) == (f"job-{number:02}", job_)
+        assert len(store.events(job_.id, after=0, limit=9)) == job_.last_sequence
+        assert jobs_pb2.OptimizeRequest.FromString(store.request_of(job_.id)).name == job_.name
+        assert (store.result_of(job_.id) is not None) == (job_.state is State.SUCCEEDED)
+    assert {each.name for each in jobs if each.labels == {"commit": "c1", "straße": "☃ 'quoted'; --"}}
+    assert len(store.running()) == 8
+    answered = next(each for each in reversed(jobs) if each.reusable)
+    assert store.answer(answered.cache_key, {"cpu-1"}) is not None
+    happen(store, next(each.id for each in jobs if each.state is State.QUEUED), claimed(), DONE)
+    assert add(store, asked_by="ads-launcher", namespace="new").asked_by == "ads-launcher"
+    assert [each.namespace for each in _pages(store)][50:] == ["new"]
+    store.hold("team-0", {"a" * 64: 5})
+    assert store.held("team-0", ["a" * 64, f"{3:064x}"]) >= {"a" * 64}
+    store.see(Worker(id="w", torch_version="2.13.0", hardware="cpu", containment="isolated"), forget_before=0.0)
+    assert [each.id for each in store.workers()] == ["worker-2", "worker-1", "worker-0", "w"]
+    assert store.forget(finished_before=math.inf, limit=99) == sum(each.state.finished for each in jobs) + 1
+
+
+def _pages(store: SqlJobStore) -> Iterator[Job]:
+    """Yield all jobs, the oldest first."""
+    beyond = None
+    while True:
+        page, beyond = store.page(Filter(), beyond=beyond, limit=20, oldest_first=True)
+        yield from page
+        if beyond is None:
+            return
+
+
+def test_the_tables_of_every_version_before_this_one_are_frozen() -> None:
+    versions = [f"{number:04}" for number in range(1, int(migrations.HEAD))]
+    assert [each.name for each in FROZEN] == [
+        f"{each}.{kind}.sql" for each in versions for kind in ("postgres", "sqlite")
+    ]
 
 
 @pytest.mark.parametrize("kind", [SqlJobStore, PostgresJobStore])

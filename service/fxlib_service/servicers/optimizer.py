@@ -118,7 +118,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         """Keep what a launcher measures of its own steps, in place of what it told before."""
         check_live(request.live)
         caller = caller_of(context)
-        self._quotas.live_report(caller.namespace, caller.tenant, self._limits)
+        await self._quotas.live_report(caller.namespace, caller.tenant, self._limits)
         live = jobs_pb2.LiveFigures()
         live.CopyFrom(request.live)
         live.at.FromMicroseconds(round(self._clock.now() * 1e6))

@@ -8,11 +8,13 @@ decided under an advisory lock, which ends with the transaction.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from typing_extensions import override
 
 from fxlib_service.errors import Code, ServiceError
@@ -28,6 +30,9 @@ _CHECK_S: Final = 5.0
 _RETRY_S: Final = 2.0
 _GAP_S: Final = 5.0
 """Seconds after which leases that nobody looked at are taken for live: no service was there to extend them."""
+_SILENT_S: Final = 20.0
+"""Seconds after which a service that has told of no calls counts as gone."""
+_SOON_S: Final = 0.001
 _CONNECT: Final = {
     "connect_timeout": "5",
     "keepalives_idle": "10",
@@ -122,6 +127,65 @@ class PostgresJobStore(SqlJobStore):
                 return []
             ended = sa.select(_JOBS.c.id).where(running, _JOBS.c.leased_until < now)
             return _renewed(db, _JOBS.c.id.in_(ended.with_for_update(skip_locked=True)), duration_s)
+
+    def count_calls(self, namespace: str, own: int, allowed: int) -> bool:
+        """Record that this service has `own` open calls of a namespace, unless all services would have too many."""
+        table = schema.calls_in_flight
+        others = sa.select(sa.func.sum(table.c.calls)).where(
+            table.c.namespace == namespace, table.c.service != self._origin, table.c.told_at > _NOW - _SILENT_S
+        )
+        with self._counting() as db:
+            self._alone(db, f"calls of {namespace}")
+            if own + (db.execute(others).scalar() or 0) > allowed:
+                return False
+            self._tell_calls(db, {namespace: own})
+        return True
+
+    def tell_calls(self, calls: Mapping[str, int]) -> None:
+        """Record how many open calls of namespaces this service has."""
+        with self._counting() as db:
+            self._tell_calls(db, calls)
+
+    def forget_counts(self) -> None:
+        """Delete what was counted and is over, and counts of services that are gone."""
+        calls, reports = schema.calls_in_flight, schema.live_reports
+        with self._counting() as db:
+            db.execute(calls.delete().where(sa.or_(calls.c.calls == 0, calls.c.told_at < _NOW - _SILENT_S)))
+            db.execute(reports.delete().where(reports.c.due_at < _NOW))
+
+    def count_live_report(self, tenant: str, interval_s: float, ahead_s: float) -> float:
+        """Count a live report, or return the seconds after which one fits.
+
+        Args:
+            tenant: whose report it is.
+            interval_s: seconds from one report to the next, evenly spread.
+            ahead_s: seconds by which reports may be ahead of that.
+        """
+        table = schema.live_reports
+        due = sa.func.greatest(table.c.due_at, _NOW) + interval_s
+        new = insert(table).values(tenant=tenant, due_at=_NOW + interval_s)
+        counted = new.on_conflict_do_update(
+            index_elements=[table.c.tenant], set_={"due_at": due}, where=due <= _NOW + ahead_s
+        )
+        with self._counting() as db:
+            if db.execute(counted.returning(table.c.due_at)).first() is not None:
+                return 0.0
+            wait_s = sa.select(table.c.due_at + interval_s - ahead_s - _NOW).where(table.c.tenant == tenant)
+            return max(float(db.execute(wait_s).scalar() or 0.0), _SOON_S)
+
+    @contextmanager
+    def _counting(self) -> Iterator[sa.Connection]:
+        """Begin a transaction that waits for no disk: counts are of no use after the database's machine has failed."""
+        with self._writing() as db:
+            db.execute(sa.text("SET LOCAL synchronous_commit TO off"))
+            yield db
+
+    def _tell_calls(self, db: sa.Connection, calls: Mapping[str, int]) -> None:
+        table = schema.calls_in_flight
+        for namespace, own in sorted(calls.items()):
+            new = insert(table).values(namespace=namespace, service=self._origin, calls=own, told_at=_NOW)
+            keys = [table.c.namespace, table.c.service]
+            db.execute(new.on_conflict_do_update(index_elements=keys, set_={"calls": own, "told_at": _NOW}))
 
     @override
     def _alone(self, db: sa.Connection | Direct, what: str) -> None:

@@ -127,6 +127,24 @@ holdings = sa.Table(
     sa.Index("holdings_by_blob", "sha256"),
 )
 
+# The two that follow are written where several services share the database, by whose clock their times are.
+
+calls_in_flight = sa.Table(
+    "calls_in_flight",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("service", sa.String(64), primary_key=True),
+    sa.Column("calls", sa.Integer, nullable=False),
+    sa.Column("told_at", sa.Double, nullable=False),  # that the service was there
+)
+
+live_reports = sa.Table(
+    "live_reports",
+    metadata,
+    sa.Column("tenant", sa.String(256), primary_key=True),
+    sa.Column("due_at", sa.Double, nullable=False),  # when those that came would be over, evenly spread
+)
+
 _OWN_FORM: Final = {"state", "labels", "where", "failure"}
 _SAME_NAME: Final = [each.name for each in fields(Job) if each.name not in _OWN_FORM]
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from fxlib.errors import FxlibError
 from fxlib_service.stores import schema
 
-HEAD: Final = "0006"
+HEAD: Final = "0007"
 """The last step, and so the version of the tables in `schema`."""
 
 _FOLDER: Final = Path(__file__).parent

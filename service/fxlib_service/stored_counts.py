@@ -1,0 +1,111 @@
+"""What is counted against quotas where several services share a database: the services count together, in it.
+
+Calls are counted there only for namespaces whose open calls are bounded. A service tells how many it has, and not that
+there is one more or less: so nothing that was lost on the way, or with a service that was killed, is counted for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from threading import Lock
+
+from typing_extensions import override
+
+from fxlib_service.background import Background
+from fxlib_service.errors import ServiceError
+from fxlib_service.ledger import Ledger
+from fxlib_service.quotas import MINUTE_S, Counts
+from fxlib_service.stores.postgres import PostgresJobStore
+
+logger = logging.getLogger(__name__)
+
+
+class StoredCounts(Counts):
+    """Counts of all services.
+
+    Args:
+        ledger: gives access to the store.
+        store: has the counts.
+        background: finishes what a caller left that went away.
+    """
+
+    def __init__(self, ledger: Ledger, store: PostgresJobStore, background: Background) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._background = background
+        self._calls = Counter[str]()
+        self._lock = Lock()
+        self._told = set[str]()
+        """The namespaces of whose calls the database knows."""
+        self._due = set[str]()
+        """Those of which it is to be told."""
+
+    @override
+    async def enter(self, namespace: str, allowed: int | None) -> bool:
+        if allowed is None:
+            self._add(namespace, 1)
+            return True
+        entering = asyncio.ensure_future(self._ledger.write(self._enter, namespace, allowed))
+        try:
+            return await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            self._background.entrust(self._leave_again(entering, namespace), "counting a call as over")
+            raise
+
+    @override
+    def leave(self, namespace: str) -> None:
+        self._add(namespace, -1)
+        if namespace in self._told and namespace not in self._due:
+            self._due.add(namespace)
+            self._background.entrust(self._tell(namespace), "telling of open calls")
+
+    @override
+    async def live_report(self, tenant: str, per_minute: int) -> float:
+        return await self._ledger.write(self._store.count_live_report, tenant, MINUTE_S / per_minute, MINUTE_S)
+
+    async def tell(self) -> None:
+        """Tell of all open calls, so that the others know that this service is there.
+
+        Raises:
+            ServiceError: STORAGE_UNAVAILABLE.
+        """
+        if self._told:
+            await self._ledger.write(lambda: self._store.tell_calls(self._of(self._told)))
+        await self._ledger.write(self._store.forget_counts)
+
+    def _enter(self, namespace: str, allowed: int) -> bool:
+        """Count a call, on the writer's thread: one after the other."""
+        with self._lock:
+            own = self._calls[namespace] + 1
+        if own > allowed or not self._store.count_calls(namespace, own, allowed):
+            return False
+        self._add(namespace, 1)
+        self._told.add(namespace)
+        return True
+
+    async def _leave_again(self, entering: asyncio.Future[bool], namespace: str) -> None:
+        if await entering:
+            self.leave(namespace)
+
+    async def _tell(self, namespace: str) -> None:
+        def tell() -> None:
+            self._due.discard(namespace)  # first, so that who leaves from now on tells again
+            self._store.tell_calls(self._of({namespace}))
+
+        try:
+            await self._ledger.write(tell)
+        except ServiceError:  # the database is away; `tell` makes up for it
+            self._due.discard(namespace)
+            logger.debug("the database cannot be told of a call that is over")
+
+    def _add(self, namespace: str, calls: int) -> None:
+        with self._lock:
+            self._calls[namespace] += calls
+            if not self._calls[namespace]:
+                del self._calls[namespace]
+
+    def _of(self, namespaces: set[str]) -> dict[str, int]:
+        with self._lock:
+            return {each: self._calls[each] for each in namespaces}
