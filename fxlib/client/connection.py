@@ -34,8 +34,9 @@ T = TypeVar("T")
 ATTEMPT_S = 30.0
 """The longest that one call may take before it is tried again, in seconds."""
 
-OUTAGE_S = 60.0
-"""Seconds for which a service that was reached before may be away, for example for its restart."""
+OUTAGE_S = 90.0
+"""Seconds for which a service that was reached before, or its database, may be away. They count from the beginning of a
+call, which may be a stream that was open for a while: so they are more than a minute."""
 
 _JITTER = random.Random()
 """A generator of this module's own: the program's is left alone."""

@@ -187,10 +187,15 @@ class ServiceClient:
 
         A measurement that is done is worth waiting for: the lease lives on by its heartbeats, whatever the disk says.
         """
+
+        def checked(left_s: float) -> object:
+            check()  # each time: a worker that is to end does not wait until the service is back
+            return attempt(left_s)
+
         deadline = Deadline(self._outage_s)
         while True:
             try:
-                self._connection.call(what, attempt, deadline)
+                self._connection.call(what, checked, deadline)
             except ServiceUnavailableError as error:
                 if deadline.passed:
                     raise
