@@ -1,8 +1,10 @@
 """The audit log: one line of JSON for each decision about a call, on the logger `fxlib.audit`.
 
-Refusals are logged as WARNING, calls that change something as INFO, and calls that only read as DEBUG. A line names the
-principal, and never holds its credentials. Of callers that nobody knows at most ten lines are written in a second: what
-anybody may cause without a token must not fill a disk. The next line tells how many were left out.
+Jobs that are submitted, cancelled or retried, the answers that workers give, and refusals are logged as INFO, and so
+stand in the service's own log; refusals of who may do what, and what the service itself fails at, as WARNING; all other
+calls as DEBUG, for a log of their own. A line names the principal, and never holds its credentials. Of callers that
+nobody knows at most ten lines are written in a second: what anybody may cause without a token must not fill a disk. The
+next line tells how many were left out.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,18 +22,27 @@ from fxlib_service.roles import Caller
 
 logger: Final = logging.getLogger("fxlib.audit")
 
-_CHANGES: Final = frozenset(
+_OF_JOBS: Final = frozenset(
     {
         "OptimizerService/Optimize",
         "OptimizerService/CancelJob",
         "OptimizerService/RetryJob",
-        "BlobService/Write",
-        "WorkerService/Claim",
         "WorkerService/Complete",
-        "WorkerService/Release",
     }
 )
-_REFUSALS: Final = frozenset({Code.UNAUTHENTICATED.name, Code.PERMISSION_DENIED.name, Code.QUOTA_EXCEEDED.name})
+_OF_WHO_MAY: Final = frozenset({Code.UNAUTHENTICATED.name, Code.PERMISSION_DENIED.name, Code.QUOTA_EXCEEDED.name})
+_FAILURES: Final = frozenset(
+    {
+        Code.STORAGE_FULL.name,
+        Code.STORAGE_UNAVAILABLE.name,
+        Code.CALL_TIMEOUT.name,
+        Code.SHUTTING_DOWN.name,
+        Code.INTERNAL.name,
+    }
+)
+"""What is the service's doing, and not its caller's."""
+_NO_REFUSALS: Final = frozenset({"OK", "CANCELLED", *_FAILURES})
+_MAX_TEXT: Final = 256
 _MAX_OBJECT: Final = 128
 _UNKNOWN_PER_S: Final = 10
 
@@ -64,7 +75,17 @@ class Limiter:
 _unknown = Limiter(_UNKNOWN_PER_S)
 
 
-def write(*, method: str, code: str, caller: Caller | None, peer: str, about: str, trace_id: str = "") -> None:
+def write(
+    *,
+    method: str,
+    code: str,
+    caller: Caller | None,
+    peer: str,
+    about: str,
+    trace_id: str = "",
+    why: str = "",
+    facts: Mapping[str, object] | None = None,
+) -> None:
     """Write the line of one call.
 
     Args:
@@ -74,16 +95,19 @@ def write(*, method: str, code: str, caller: Caller | None, peer: str, about: st
         peer: where the call came from, as gRPC writes it.
         about: id of the job or SHA-256 of the blob that the call concerns; "" if there is none.
         trace_id: id of the trace that the call is part of; "" if it is not traced.
+        why: why it was refused, or failed.
+        facts: what else is known of the job that it concerns, by name.
     """
-    refused = code in _REFUSALS
-    level = logging.WARNING if refused else logging.INFO if method in _CHANGES else logging.DEBUG
+    decision = "failed" if code in _FAILURES else "allowed" if code in _NO_REFUSALS else "refused"
+    level = logging.INFO if method in _OF_JOBS or decision == "refused" else logging.DEBUG
+    level = logging.WARNING if code in _OF_WHO_MAY or decision == "failed" else level
     if not logger.isEnabledFor(level):
         return
     left_out = 0 if caller else _unknown.passes()
     if left_out is None:
         return
     line: dict[str, object] = {
-        "decision": "refused" if refused else "allowed",
+        "decision": decision,
         "code": code,
         "method": method,
         "caller": caller.name if caller else "",
@@ -92,6 +116,9 @@ def write(*, method: str, code: str, caller: Caller | None, peer: str, about: st
         "peer": peer,
         "about": about[:_MAX_OBJECT],
     }
+    line |= {name: fact[:_MAX_TEXT] if isinstance(fact, str) else fact for name, fact in (facts or {}).items()}
+    if why:
+        line["why"] = why[:_MAX_TEXT]
     if trace_id:
         line["trace_id"] = trace_id
     if left_out:
@@ -110,13 +137,13 @@ def write_change(decision: str, **about: object) -> None:
 
 
 def write_to(path: Path | None) -> None:
-    """Send all lines to a file that only this user may read; without a file, log refusals to the service's own log.
+    """Send all lines to a file that only this user may read; without one, those of jobs and refusals to the own log.
 
     Raises:
         FxlibError: the file cannot be written.
     """
     if path is None:
-        logger.setLevel(logging.WARNING)
+        logger.setLevel(logging.INFO)
         return
     try:
         path.touch(mode=0o600)

@@ -244,9 +244,9 @@ class Config:
         default=None,
         metadata=option(
             "audit-log",
-            "file for a line about each decision of who may do what",
+            "file for a line about each call: who made it, and what became of it",
             FILE,
-            default="refusals alone, in the service's own log",
+            default="jobs and refusals alone, in the service's own log",
         ),
     )
     ready_file: Path | None = field(

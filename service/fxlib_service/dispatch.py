@@ -213,8 +213,8 @@ class Dispatcher:
             await self._workers.touch(lease.worker_id)
         return await self._ledger.apply(job_id, said)
 
-    async def complete(self, job_id: str, said: Completed) -> None:
-        """Apply a worker's answer. The worker may repeat the call with the same answer.
+    async def complete(self, job_id: str, said: Completed) -> Job:
+        """Apply a worker's answer, and return the job. The worker may repeat the call with the same answer.
 
         Raises:
             ServiceError: JOB_NOT_FOUND; LEASE_LOST, also where the job has ended with another answer.
@@ -224,6 +224,7 @@ class Dispatcher:
             stored = await self._ledger.read(self._ledger.store.result_of, job_id)
             if stored != said.result:
                 raise ServiceError(Code.LEASE_LOST, f"job {job_id} has ended with another answer")
+        return transition.job
 
     async def request_of(self, job_id: str, token: str) -> bytes:
         """Return the serialized request of a job, to the holder of its last lease.

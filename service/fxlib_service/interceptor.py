@@ -254,7 +254,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         UNAUTHENTICATED, PERMISSION_DENIED, QUOTA_EXCEEDED and, for calls, SERVICE_BUSY are decided before anything is
         received.
         """
-        began, status, code, caller = time.monotonic(), "OK", "OK", None
+        began, status, code, caller, why = time.monotonic(), "OK", "OK", None, ""
         peer = context.peer()  # asked for now, since gRPC forgets a call once its client has left
         intercepted = _Intercepted(Proof.of(context))
         try:
@@ -273,14 +273,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             refusal = _revoked() if intercepted.revoked else _as_refusal(name, error)
             traceback.clear_frames(error.__traceback__)  # they hold the message, whose room is free again
             error.__traceback__ = None  # it holds this frame, which holds the error
-            status, code = STATUS[refusal.code].name, refusal.code.name
+            status, code, why = STATUS[refusal.code].name, refusal.code.name, _short(str(refusal))
             self._metrics.refused(refusal)
             await _abort(context, refusal)
         finally:
             self._running.discard(intercepted)
             self._metrics.rpc(name, status, time.monotonic() - began)
-            about, trace_id = intercepted.about, intercepted.trace_id
-            audit.write(method=name, code=code, caller=caller, peer=peer, about=about, trace_id=trace_id)
+            audit.write(
+                method=name,
+                code=code,
+                caller=caller,
+                peer=peer,
+                about=intercepted.about,
+                trace_id=intercepted.trace_id,
+                why=why,
+                facts=intercepted.call.facts if intercepted.call else None,
+            )
 
 
 class _Intercepted:

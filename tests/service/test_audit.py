@@ -13,6 +13,9 @@ import pytest
 
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2
 from fxlib_service import audit as audit_log
+from fxlib_service.errors import Code
+from fxlib_service.roles import OWNER
+from tests.service.client import running
 from tests.service.principals import bearer, token
 from tests.service.support import answer, graph_bytes, local, ref, request
 from tests.service.test_roles import Guarded, guarded
@@ -42,17 +45,91 @@ async def test_each_call_is_one_line(tmp_path: Path, audit: pytest.LogCaptureFix
             await service.blobs.FindMissing(blobs_pb2.FindMissingRequest())
     told = [(level, *(line[key] for key in ("decision", "code", "method", "caller"))) for level, line in lines(audit)]
     assert told == [
-        ("INFO", "allowed", "OK", "BlobService/Write", "ads"),
+        ("DEBUG", "allowed", "OK", "BlobService/Write", "ads"),
         ("INFO", "allowed", "OK", "OptimizerService/Optimize", "ads"),
         ("DEBUG", "allowed", "OK", "OptimizerService/GetJob", "ads"),
         ("WARNING", "refused", "PERMISSION_DENIED", "OptimizerService/CancelJob", "viewer"),
-        ("INFO", "allowed", "JOB_NOT_FOUND", "OptimizerService/CancelJob", "web"),
+        ("INFO", "refused", "JOB_NOT_FOUND", "OptimizerService/CancelJob", "web"),
         ("WARNING", "refused", "UNAUTHENTICATED", "BlobService/FindMissing", ""),
     ]
     abouts = [line["about"] for _, line in lines(audit)]
     assert abouts == [ref(graph_bytes()).sha256, job.id, job.id, "", job.id, ""]
     assert all(str(line["peer"]).startswith("ipv4:127.0.0.1:") for _, line in lines(audit))
     assert not any(token(name) in audit.text for name in ("ads", "viewer", "web"))
+
+
+async def test_a_job_s_lines_say_what_it_is_and_what_became_of_it(
+    tmp_path: Path, audit: pytest.LogCaptureFixture
+) -> None:
+    audit.set_level(logging.INFO, logger="fxlib.audit")
+    async with guarded(tmp_path) as service:
+        job = await service.submit("ads", name="ranker")
+        await service.put("worker", graph_bytes())
+        lease = await service.claim()
+        done = workers_pb2.CompleteRequest(job_id=job.id, token=lease.token, result=answer(gain=0.5))
+        await service.workers.Complete(done, metadata=bearer("worker"))
+        await service.submit("ads", name="ranker")
+        again = jobs_pb2.RetryJobRequest(job_id=job.id, request_id="again")
+        retried = (await service.jobs.RetryJob(again, metadata=bearer("operator"))).job
+        lease = await service.claim()
+        failed = jobs_pb2.JobFailure(code="FAILED", message="it did not work")
+        ended = workers_pb2.CompleteRequest(job_id=lease.job_id, token=lease.token, failure=failed)
+        await service.workers.Complete(ended, metadata=bearer("worker"))
+        waits = await service.submit("ads", name="ranker", fresh=True)
+        await service.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=waits.id), metadata=bearer("ads"))
+    told = [line for _, line in lines(audit)]
+    assert [(line["method"], line["caller"], line["state"]) for line in told] == [
+        ("OptimizerService/Optimize", "ads", "queued"),
+        ("WorkerService/Complete", "worker", "succeeded"),
+        ("OptimizerService/Optimize", "ads", "succeeded"),
+        ("OptimizerService/RetryJob", "operator", "queued"),
+        ("WorkerService/Complete", "worker", "failed"),
+        ("OptimizerService/Optimize", "ads", "queued"),
+        ("OptimizerService/CancelJob", "ads", "cancelled"),
+    ]
+    assert {(line["model"], line["of_namespace"], line["decision"]) for line in told} == {("ranker", "ads", "allowed")}
+    assert [line["asked_by"] for line in told] == ["ads"] * 3 + ["operator"] * 2 + ["ads"] * 2
+    assert [line["cached"] for line in told if "cached" in line] == [False, True, False]
+    figures = {"outcome": "adopt", "reason": "FASTER", "gain": 0.5, "gain_low": 0.4, "gain_high": 0.6}
+    assert figures.items() <= told[1].items()
+    assert (told[3]["about"], told[3]["new_job"]) == (job.id, retried.id)
+    assert (told[4]["outcome"], told[4]["reason"]) == ("failed", "FAILED")
+
+
+@pytest.mark.parametrize("code", [each.name for each in Code])
+def test_what_is_the_caller_s_fault_is_a_refusal_and_what_is_the_service_s_a_failure(
+    code: str, audit: pytest.LogCaptureFixture
+) -> None:
+    audit_log.write(
+        method="OptimizerService/GetJob", code=code, caller=OWNER, peer="unix:", about="", why="it says why"
+    )
+    [(level, line)] = lines(audit)
+    fails = {"STORAGE_FULL", "STORAGE_UNAVAILABLE", "CALL_TIMEOUT", "SHUTTING_DOWN", "INTERNAL"}
+    assert (line["decision"], line["why"]) == ("failed" if code in fails else "refused", "it says why")
+    grave = code in fails | {"UNAUTHENTICATED", "PERMISSION_DENIED", "QUOTA_EXCEEDED"}
+    assert level == ("WARNING" if grave else "INFO")
+
+
+@pytest.mark.slow
+def test_the_service_s_own_log_has_a_line_for_each_job_and_each_refusal(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as (service, client):
+        client.put(graph_bytes())
+        job = client.submit(name="ranker")
+        lease = client.claim()
+        assert lease is not None
+        client.complete(lease)
+        client.get(job.id)
+        with pytest.raises(grpc.RpcError):
+            client.submit(torch_version="not one")
+        service.stop()
+    marked = [line.partition(" fxlib.audit: ") for line in (tmp_path / "data.log").read_text().splitlines()]
+    told = [(before.split()[2], json.loads(line)) for before, _, line in marked if line]
+    assert [(level, line["method"].partition("/")[2], line["code"], line["caller"]) for level, line in told] == [
+        ("INFO", "Optimize", "OK", "owner"),
+        ("INFO", "Complete", "OK", "owner"),
+        ("INFO", "Optimize", "INVALID_REQUEST", "owner"),
+    ]
+    assert told[2][1]["why"].startswith("torch_version: ")
 
 
 async def test_callers_that_nobody_knows_write_few_lines(tmp_path: Path, audit: pytest.LogCaptureFixture) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fxlib.protocol import LEASE
+from fxlib_service.job import Job
 from fxlib_service.roles import OWNER, Caller
 
 
@@ -28,11 +29,13 @@ class Call:
         caller: the authenticated caller.
         clock: knows the caller's deadline.
         peer: where the call comes from, as gRPC writes it: "ipv4:127.0.0.1:1234", "unix:".
+        facts: what the audit log is told of the call's job, by name; see `note`.
     """
 
     caller: Caller
     clock: Clock
     peer: str = ""
+    facts: dict[str, object] = field(default_factory=dict)
 
 
 Context = Call | None
@@ -53,3 +56,10 @@ def lease_of(context: Context) -> str:
     """Return the token of the lease for which a worker makes the call; "" if it names none."""
     sent = () if context is None else context.clock.invocation_metadata() or ()
     return next((str(value) for name, value in sent if name == LEASE), "")
+
+
+def note(context: Context, job: Job, **more: object) -> None:
+    """Have the audit log say in the line of a call which job it was about, and what became of that."""
+    if context is not None:
+        known = {"model": job.name, "of_namespace": job.namespace, "asked_by": job.asked_by, "state": job.state.value}
+        context.facts.update({**known, **more})

@@ -23,7 +23,7 @@ from fxlib_service.job import Event, Job, State
 from fxlib_service.ledger import Ledger, job_not_found
 from fxlib_service.lifecycle import Cancelled
 from fxlib_service.quotas import Quotas
-from fxlib_service.servicers.context import Context, caller_of
+from fxlib_service.servicers.context import Context, caller_of, note
 from fxlib_service.stores.base import Filter
 from fxlib_service.submit import Submit
 from fxlib_service.workers import Workers
@@ -63,6 +63,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         """Accept a job, or return the one that has the request's id."""
         job, answer = await self._submit.accept(request, caller_of(context), peer=context.peer if context else "")
         tracing.note(job_id=job.id, model=job.name, namespace=job.namespace, cached=job.cached)
+        note(context, job, cached=job.cached)
         told = job_to_proto(job, answer) if answer is not None else await self._with_result(job)
         return jobs_pb2.OptimizeResponse(job=told)
 
@@ -98,6 +99,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         """Cancel a job. One that has ended stays as it is."""
         await self._seen(request.job_id, context)
         transition = await self._ledger.apply(request.job_id, Cancelled())
+        note(context, transition.job)
         return jobs_pb2.CancelJobResponse(job=await self._with_result(transition.job))
 
     @override
@@ -111,6 +113,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         asked = jobs_pb2.OptimizeRequest.FromString(stored)
         asked.request_id, asked.fresh, asked.traceparent = request.request_id, True, ""
         job, _ = await self._submit.accept(asked, caller_of(context), peer=context.peer if context else "")
+        note(context, job, new_job=job.id)
         return jobs_pb2.RetryJobResponse(job=await self._with_result(job))
 
     @override

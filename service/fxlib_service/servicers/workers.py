@@ -20,7 +20,7 @@ from fxlib_service.holdings import Holdings
 from fxlib_service.job import Failure
 from fxlib_service.lifecycle import Completed, Failed, Released, Reported
 from fxlib_service.roles import Caller
-from fxlib_service.servicers.context import Context, caller_of, seconds_left
+from fxlib_service.servicers.context import Context, caller_of, note, seconds_left
 
 _MARGIN_S: Final = 0.5
 """Time by which an empty answer is sent before the caller's deadline, in seconds."""
@@ -97,11 +97,12 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                     message=clip(_summary(request.result)),
                     reusable=all(each.reason_code in _LASTING_CODES for each in _answers(request.result)),
                 )
-                await self._dispatcher.complete(request.job_id, said)
+                note(context, await self._dispatcher.complete(request.job_id, said), **_figures(request.result))
             case "failure":
                 check_failure(request.failure.code)
                 failure = Failure(code=request.failure.code, message=clip(request.failure.message))
-                await self._dispatcher.tell(request.job_id, Failed(token=request.token, failure=failure))
+                told = await self._dispatcher.tell(request.job_id, Failed(token=request.token, failure=failure))
+                note(context, told.job, outcome="failed", reason=failure.code)
             case _:
                 raise invalid("outcome", "must be a result or a failure")
         return workers_pb2.CompleteResponse()
@@ -149,6 +150,13 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
 def _answers(result: jobs_pb2.JobResult) -> list[jobs_pb2.JobResult]:
     """Return the results for the job's own graph and for each variant."""
     return [result, *(each.result for each in result.variants)]
+
+
+def _figures(result: jobs_pb2.JobResult) -> dict[str, object]:
+    """Return what the audit log says of an answer; gains are relative, as they were measured."""
+    outcome = "adopt" if result.decision == jobs_pb2.DECISION_ADOPT else "keep_original"
+    gain = {"gain": result.gain.value, "gain_low": result.gain.low, "gain_high": result.gain.high}
+    return {"outcome": outcome, "reason": result.reason_code, **(gain if result.HasField("gain") else {})}
 
 
 def _summary(result: jobs_pb2.JobResult) -> str:
