@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from fxlib.utils import tracing
 from fxlib_service import audit
 from fxlib_service.config import APPLICATION, MIB, Address, Config
 
+_CLOSE_S: Final = 10.0
+"""Seconds, after the grace for calls, in which the service has to have ended once it was told to."""
 _ALLOCATION: Final = {-3: 1 * MIB, -1: 1 * MIB, -8: 2}
 """By parameter of `mallopt`: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, in bytes, and M_ARENA_MAX."""
 
@@ -75,8 +78,24 @@ async def _run(config: Config) -> None:
         gc.freeze()  # what was imported stays: to look through it again stops every call for up to half a second
         _announce(config, listen, metrics, server.token_file)
         await ended.wait()
+        _end_at_last(config.shutdown_grace_s + _CLOSE_S)
     finally:
         await server.stop()
+
+
+def _end_at_last(within_s: float) -> None:
+    """End this process if it has not ended in time: a database that says nothing holds the threads that ask it.
+
+    Nothing is lost by that, as nothing is by killing it.
+    """
+
+    def end() -> None:
+        logging.getLogger(__name__).warning("not everything has ended within %.0f s; ending without it", within_s)
+        os._exit(1)
+
+    timer = threading.Timer(within_s, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _announce(config: Config, listen: Address, metrics: Address, token_file: Path) -> None:
