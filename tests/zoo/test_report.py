@@ -82,7 +82,7 @@ def test_names_and_sentences_are_inert(tmp_path: Path) -> None:
         if path.suffix == ".html":
             text = path.read_text()
             assert "<script>document" not in text
-            assert "49" not in re.sub(r"[0-9a-f]{8}", "", text)
+            assert "49" not in re.sub(r"[0-9a-f]{8}", "", text.replace(run.name, ""))
             assert Tags(text).seen.count("script") <= 1
 
 
