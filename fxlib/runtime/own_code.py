@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
+from torch.nn.modules import module as torchs
 from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.errors import CaptureError, FxlibError
@@ -160,7 +161,7 @@ def is_closed_graph(captured: Any) -> bool:
     So it is as long as the facts hold that its capture has found: it may decide by nothing besides.
     """
     state = captured._fxlib
-    if state.writes_out or not state.conditions.are_facts_alone:
+    if state.writes_out or not state.conditions.are_facts_alone or _has_hooks(state.original):
         return False
     calls = any(is_call(node) or is_issue(node) or is_wait(node) for node in captured.graph.nodes)
     return not calls and next(running_own_code(captured), None) is None
@@ -179,11 +180,17 @@ def _runs_own_code(node: Node, program: GraphModule) -> bool:
 def _has_own_code(module: nn.Module) -> bool:
     """Whether a module is of a class of the program's own, or has hooks, or holds a function that it calls."""
     kind = type(module).__module__
-    if module._forward_hooks or module._forward_pre_hooks or not kind.startswith("torch."):
+    if _has_hooks(module) or not kind.startswith("torch."):
         return True
     if isinstance(module, DistributedDataParallel):
         return not is_ordinary(module)  # as where it has a hook for its buffers
     return kind.startswith("torch.nn.modules.") and not all(map(is_torchs_value, vars(module).values()))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether hooks run around the forward of a module, its own or those of all modules."""
+    of_all = torchs._global_forward_hooks or torchs._global_forward_pre_hooks
+    return bool(module._forward_hooks or module._forward_pre_hooks or of_all)
 
 
 def _hands_on(node: Node, objects: Collection[Node]) -> bool:

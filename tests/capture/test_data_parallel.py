@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.fx import GraphModule
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import fxlib
@@ -135,6 +136,24 @@ def test_it_is_code_of_the_program_s_own_where_hooks_see_its_buffers_or_it_is_ca
     hooked = Hybrid()
     registers_hook(hooked)
     assert list(running_own_code(fxlib.capture(hooked)))
+
+
+def watches(*_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("where", ["the module inside", "a layer", "all modules"])
+def test_it_is_code_of_the_program_s_own_where_hooks_run_in_it(where: str) -> None:
+    model = Hybrid()
+    hooks = {
+        "the module inside": model.dense.module.register_forward_hook,
+        "a layer": model.dense.module.layer.register_forward_hook,
+        "all modules": register_module_forward_hook,
+    }
+    handle = hooks[where](watches)
+    try:
+        assert list(running_own_code(fxlib.capture(model)))
+    finally:
+        handle.remove()
 
 
 def test_it_travels_as_data_and_the_answer_has_the_launcher_s_own() -> None:
