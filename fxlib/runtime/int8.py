@@ -15,11 +15,13 @@ CVPR 2018.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fxlib.errors import FxlibError
@@ -49,10 +51,18 @@ def is_operator(target: object) -> bool:
 
 
 def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    """Return the levels of a float32 tensor. NaN has none, and becomes any."""
+    """Return the levels of a float32 tensor. NaN has none, and becomes any; infinities become the first or last one.
+
+    A number halfway between two levels becomes either.
+    """
     _check_without_gradient(x)
+    _check(x.dtype is torch.float32, "what is quantized is float32")
     _check_levels(scale, zero_point)
-    return torch.mul(x, 1.0 / scale).add_(zero_point).clamp_(0, LARGEST).round_().to(torch.uint8)
+    if not x.numel():
+        return _fake_quantize(x)
+    found = torch.quantize_per_tensor(x, scale, zero_point, torch.quint8)
+    # Its integers as they lie in memory: `int_repr` copies them one by one, which takes three times as long.
+    return torch.empty(0, dtype=torch.uint8).set_(found.untyped_storage(), 0, found.shape, found.stride())
 
 
 def _linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_result: Any) -> torch.Tensor:
@@ -94,7 +104,7 @@ def _conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any)
 
 
 def _fake_quantize(x: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(x, dtype=torch.uint8)
+    return torch.empty(x.shape, dtype=torch.uint8, device=x.device, memory_format=suggest_memory_format(x))
 
 
 def _fake_linear(x: torch.Tensor, _scale: Any, _zero_point: Any, weight: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -267,6 +277,11 @@ def _check(holds: bool, problem: str) -> None:
     if not holds:
         raise FxlibError(problem, where="torch.ops.fxlib", hint="Have graphs with int8 layers made by `quantize`.")
 
+
+with warnings.catch_warnings():
+    # It warns once of the dtype's end in a later torch; the versions that this package takes have it.
+    warnings.simplefilter("ignore", UserWarning)
+    torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
 
 _LIBRARY: Final = torch.library.Library(NAMESPACE, "DEF")
 for _schema, _computes, _pretends in (

@@ -115,6 +115,19 @@ def test_a_number_becomes_the_level_next_to_it(value: float, scale: float, zero_
     assert abs(level - exact) <= 0.5 + 1e-4 * (1.0 + abs(value / scale)) / 256.0
 
 
+def test_levels_are_those_of_plain_arithmetic() -> None:
+    values = torch.randn(3, 7, 5, 11, generator=torch.Generator().manual_seed(0)) * 4.0
+    for x in (values, values.transpose(1, 3), values[..., ::2], values[0, 0, 0, :3], values[:0]):
+        expected = ((x * torch.tensor(1.0 / 0.037)).round() + 11).clamp(0, 255).to(torch.uint8)
+        assert torch.equal(OPERATORS.quantize(x, 0.037, 11), expected)
+
+
+def test_infinities_become_the_ends() -> None:
+    for count in (1, 7, 100):
+        for value, level in ((math.inf, 255), (3e38, 255), (-3e38, 0), (-math.inf, 0)):
+            assert OPERATORS.quantize(torch.full((count,), value), 0.1, 7).eq(level).all()
+
+
 def test_an_input_of_unknown_range_takes_that_of_its_values() -> None:
     x, weight, scales = torch.randn(16, 64, generator=torch.Generator().manual_seed(0)), integers(8, 64), figures(8, 1)
     found = OPERATORS.int8_linear(x, None, 0, weight, scales, None, *LINEAR)
@@ -174,6 +187,11 @@ def test_a_result_without_values_has_the_form_of_others(sizes: tuple[int, ...], 
 def test_quantizing_what_records_gradients_is_refused() -> None:
     with pytest.raises(FxlibError, match="no gradients"):
         OPERATORS.quantize(torch.ones(3, requires_grad=True), 1.0, 0)
+
+
+def test_quantizing_doubles_is_refused() -> None:
+    with pytest.raises(FxlibError, match="float32"):
+        OPERATORS.quantize(torch.ones(3).double(), 1.0, 0)
 
 
 def test_empty_batches_have_empty_results() -> None:
