@@ -51,7 +51,7 @@ class Reason(Enum):
     NORM_OTHER_DIMENSION = "its channels are not those of the layer: {detail}"
     RANK_UNKNOWN = "how many dimensions its input has is not known"
     NOT_FINITE = "the folded weights would not be finite numbers of their dtype"
-    NOT_INT8 = "int8 layers are linear ones and two-dimensional convolutions of float32 weights, not depthwise ones"
+    NOT_INT8 = "int8 layers are linear ones and two-dimensional convolutions of float32; depthwise ones beside others"
     ERROR_BOUND = "on int8 weights it moves the results too far: {detail}"
     CALIBRATION_NOT_FINITE = "what it takes is not finite on the workload's batches"
     CALIBRATION_TOO_SMALL = "the workload's batches are too few to know the range of what it takes: {detail}"

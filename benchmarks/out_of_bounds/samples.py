@@ -373,7 +373,8 @@ def _by_hand() -> dict[str, Call]:
     scores, classes = torch.rand(8, 2, 5).log_softmax(2), torch.randint(1, 5, (2, 3))
     lengths = (torch.tensor([8, 8]), torch.tensor([3, 3]))
     levels, integers = torch.randint(256, (2, 4, 4, 4), dtype=torch.uint8), torch.ones(5, 4, 3, 3, dtype=torch.int8)
-    ones = (torch.ones(5), torch.ones(5))
+    ones, to, window = (torch.ones(5), torch.ones(5)), (0.02, 5), ([1, 1], [1, 1], [1, 1], 1)
+    other = torch.randint(256, (2, 5, 4, 4), dtype=torch.uint8)
     found: dict[str, tuple[Any, ...]] = {
         "aten::_native_batch_norm_legit_no_training.default": (image, *channels, 0.1, 1e-5),
         "aten::_native_batch_norm_legit_functional.default": (image, *channels, True, 0.1, 1e-5),
@@ -403,8 +404,12 @@ def _by_hand() -> dict[str, Call]:
         "torch.can_cast": (torch.float32, torch.float64),
         "torch.device": ("cpu",),
         "fxlib::quantize.default": (pair, 0.01, 3),
-        "fxlib::int8_linear.default": (levels[0, 0], 0.01, 3, integers[:, :, 0, 0].contiguous(), *ones, 0.02, 5, True),
-        "fxlib::int8_conv2d.default": (levels, 0.01, 3, integers, *ones, *([1, 1], [1, 1], [1, 1], 1), None, 0, False),
+        "fxlib::dequantize.default": (levels, 0.01, 3),
+        "fxlib::int8_linear.default": (levels[0, 0], 0.01, 3, integers[:, :, 0, 0].contiguous(), *ones, *to, "gelu"),
+        "fxlib::int8_conv2d.default": (levels, 0.01, 3, integers, *ones, *window, None, 0, "relu"),
+        "fxlib::int8_conv2d_add.default": (levels, 0.01, 3, integers, *ones, *window, other, 0.03, 1, *to, True),
+        "fxlib::int8_max_pool2d.default": (levels, [3, 3], [2, 2], [1, 1], [1, 1], False),
+        "fxlib::int8_norm.default": (levels, 0.01, 3, torch.ones(4), torch.ones(4), *to),
     }
     return {name: (args, {}) for name, args in found.items()}
 

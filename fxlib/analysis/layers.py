@@ -300,16 +300,59 @@ def only_user(node: Node) -> Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-_RELUS = frozenset(
-    {F.relu, F.relu_, torch.relu, torch.relu_, torch.ops.aten.relu.default, torch.ops.aten.relu_.default}
-)
+_ACTIVATION_MODULES: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.Hardtanh: "hardtanh",
+    nn.Hardswish: "hardswish",
+    nn.SiLU: "silu",
+    nn.Tanh: "tanh",
+    nn.GELU: "gelu",
+}
+_FORMS = ("approximate", "min_val", "max_val")
+"""Attributes of such modules that tell one form from another."""
+_ACTIVATION_METHODS = {"relu": "relu", "relu_": "relu", "tanh": "tanh", "tanh_": "tanh"}
+_ACTIVATION_FUNCTIONS = {
+    **{
+        getattr(place, name): name.rstrip("_")
+        for place, names in (
+            (F, ("relu", "relu_", "relu6", "hardtanh", "hardtanh_", "hardswish", "silu", "tanh", "gelu")),
+            (torch, ("relu", "relu_", "tanh", "tanh_")),
+        )
+        for name in names
+    },
+    **{
+        getattr(torch.ops.aten, name).default: name.rstrip("_")
+        for each in ("relu", "relu6", "hardtanh", "hardswish", "silu", "tanh", "gelu")
+        for name in (each, f"{each}_")
+    },
+}
+
+
+def activation_of(module: GraphModule, node: Node) -> str | None:
+    """Return which activation a node is, in place or not; None if it is none that is known here.
+
+    Those known are relu, relu6, hardswish, silu, tanh, gelu, and gelu_tanh, its approximation by a hyperbolic tangent.
+    """
+    if len(node.all_input_nodes) != 1:
+        return None
+    if node.op == "call_module":
+        called = submodule(module, str(node.target))
+        name = _ACTIVATION_MODULES.get(type(called)) if is_known(called) else None
+        given: dict[str, Any] = {each: vars(called)[each] for each in _FORMS if each in vars(called)}
+    elif node.op == "call_method":
+        name, given = _ACTIVATION_METHODS.get(str(node.target)), {}
+    else:
+        hashable = getattr(node.target, "__hash__", None) is not None
+        name = _ACTIVATION_FUNCTIONS.get(node.target) if node.op == "call_function" and hashable else None
+        given = {} if name is None else arguments_of(node)
+    if name == "hardtanh":
+        return "relu6" if (given.get("min_val", -1.0), given.get("max_val", 1.0)) == (0.0, 6.0) else None
+    if name == "gelu":
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(given.get("approximate", "none"))
+    return name
 
 
 def is_relu(module: GraphModule, node: Node) -> bool:
     """Whether a node is a ReLU, in place or not."""
-    if node.op == "call_module":
-        called = submodule(module, str(node.target))
-        return type(called) is nn.ReLU and is_known(called)
-    if node.op == "call_method":
-        return node.target in ("relu", "relu_")
-    return node.op == "call_function" and node.target in _RELUS
+    return activation_of(module, node) == "relu"

@@ -1,4 +1,4 @@
-"""Operators on int8 weights: a linear layer and a convolution, and the quantization of what they take.
+"""Operators on int8 weights: a linear layer and a convolution, and what happens to integers between them.
 
 They are functional operators of torch's own dispatcher (`torch.ops.fxlib`), so that graphs, analyses and fake tensors
 treat them as any other. oneDNN computes them. It wants weights in an order of its own, which depends on the processor:
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,12 +27,31 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fxlib.errors import FxlibError
 
 NAMESPACE: Final = "fxlib"
-"""The operators are `torch.ops.fxlib.quantize`, `int8_linear` and `int8_conv2d`."""
+"""The operators are `torch.ops.fxlib.quantize` and others beside it; all are functional."""
 WEIGHT_LIMIT: Final = 64
 """The largest magnitude of an int8 weight: 2 * 255 * 64 is within 16 bits with a sign, and 2 * 255 * 127 is not."""
 LARGEST: Final = 255
 """The largest level of an input."""
 
+_POST_OPS: Final[Mapping[str, tuple[str, list[float], str]]] = {
+    "none": ("none", [], ""),
+    "relu": ("relu", [], ""),
+    "relu6": ("hardtanh", [0.0, 6.0], ""),
+    "hardswish": ("hardswish", [], ""),
+    "silu": ("swish", [], ""),
+    "tanh": ("tanh", [], ""),
+    "gelu": ("gelu", [], "none"),
+    "gelu_tanh": ("gelu", [], "tanh"),
+}
+"""What oneDNN calls an activation, its arguments, and which variant it is."""
+ACTIVATIONS: Final[Mapping[str, frozenset[str]]] = {
+    "linear": frozenset(_POST_OPS),
+    "convolution": frozenset({"none", "relu", "relu6", "hardswish", "silu"}),
+}
+"""The activations that a kind of layer applies to its sums, in float, before they are rounded."""
+_QLINEAR: Final = torch.ops.onednn.qlinear_pointwise.default
+_QCONV: Final = torch.ops.onednn.qconv_pointwise.default
+_QCONV_ADD: Final = torch.ops.onednn.qconv2d_pointwise.binary
 _MIDDLE: Final = 128
 """The zero point of inputs that are quantized by the range that they turn out to have."""
 _REACH: Final = 1 << 20
@@ -41,7 +60,11 @@ _FORMS: Final = 16
 """The number of forms in which a weight is held packed, which a program that computes its windows could make grow."""
 _LAYER: Final = "Tensor x, float? scale, int zero_point, Tensor weight, Tensor weight_scales, Tensor? bias"
 _WINDOW: Final = "int[2] stride, int[2] padding, int[2] dilation, int groups"
-_RESULT: Final = "float? out_scale, int out_zero_point, bool relu"
+_SCALED: Final = "Tensor x, float scale, int zero_point"
+_SCALE_OUT: Final = "float out_scale, int out_zero_point"
+_RESULT: Final = "float? out_scale, int out_zero_point, str activation"
+_POOLED: Final = "int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode"
+_OTHER: Final = f"Tensor other, float other_scale, int other_zero_point, {_SCALE_OUT}, bool relu"
 
 
 def is_operator(target: object) -> bool:
@@ -65,8 +88,19 @@ def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(found.untyped_storage(), 0, found.shape, found.stride())
 
 
+def _dequantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    """Return the float32 numbers that levels stand for."""
+    _check_uint8(x)
+    _check_levels(scale, zero_point)
+    found = x.to(torch.float32)
+    return (found.sub_(zero_point) if zero_point else found).mul_(scale)
+
+
 def _linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_result: Any) -> torch.Tensor:
     """Return `x @ weight.T + bias`, where x is uint8 with a scale, or float32 without; see `_Layer` and `_Result`."""
+    call = _Call(x, (scale, zero_point), layer_and_result[:3], layer_and_result[3:])
+    if (known := call.known) is not None and x.dim() == 2 and x.is_contiguous():
+        return _QLINEAR(x, *known)
     layer, result = _Layer(*layer_and_result[:3]), _Result(*layer_and_result[3:])
     weight = layer.weight
     layer.check(x, dimensions=2)
@@ -77,14 +111,18 @@ def _linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_re
         return result.without_values(shape, torch.contiguous_format)
     packed = layer.packed((), lambda: torch.ops.onednn.qlinear_prepack(weight, None))
     rows = levels.values.reshape(-1, x.shape[-1])
-    given = (rows, levels.scale, levels.zero_point, packed, *layer.scales_and_bias)
-    return torch.ops.onednn.qlinear_pointwise(*given, *result.options).reshape(shape)
+    given = (levels.scale, levels.zero_point, packed, *layer.scales_and_bias, *result.options("linear"))
+    call.keep(given)
+    return _QLINEAR(rows, *given).reshape(shape)
 
 
 def _conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any) -> torch.Tensor:
     """Return a convolution of a batch of images, or of one, channels last; arguments are as for `_linear`."""
     if x.dim() == 3:
         return _conv2d(x[None], scale, zero_point, *others)[0]
+    call = _Call(x, (scale, zero_point), others[:3], others[3:])
+    if (known := call.known) is not None:
+        return _QCONV(x, *known)
     layer, window, result = _Layer(*others[:3]), _Window(*others[3:7]), _Result(*others[7:])
     layer.check(x, dimensions=4)
     shape = window.shape_of_result(x, layer.weight)
@@ -92,15 +130,83 @@ def _conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any)
     levels = _Levels.of(x, scale, zero_point) if x.numel() else None
     if levels is None:
         return result.without_values(shape, torch.channels_last)
+    given = (*_given(levels, layer, window), *layer.scales_and_bias, *window.options, *result.options("convolution"))
+    call.keep(given)
+    return _QCONV(levels.values, *given)
+
+
+def _conv2d_add(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch.Tensor:
+    """Return the levels of a convolution and of other levels together, rounded once; arguments as for `_conv2d`."""
+    other, other_scale, other_zero_point, out_scale, out_zero_point, relu = others[7:]
+    if x.dim() == 3:
+        return _conv2d_add(x[None], scale, zero_point, *others[:7], other[None], *others[8:])[0]
+    call = _Call(
+        x, (scale, zero_point), others[:3], (*others[3:7], other.shape, other.dtype, other.device, *others[8:])
+    )
+    if (known := call.known) is not None:
+        return _QCONV_ADD(x, *known[:5], other.clone(memory_format=torch.channels_last), *known[5:])
+    layer, window = _Layer(*others[:3]), _Window(*others[3:7])
+    layer.check(x, dimensions=4)
+    shape = window.shape_of_result(x, layer.weight)
+    _check_uint8(x, other)
+    _check(list(other.shape) == shape, "what is added has the shape of the convolution's result")
+    _check_levels(other_scale, other_zero_point)
+    _check_levels(out_scale, out_zero_point)
+    _check(x.numel() > 0 or len(x) == 0, "images are not empty")
+    levels = _Levels.of(x, scale, zero_point) if x.numel() else None
+    total = other.clone(memory_format=torch.channels_last)  # oneDNN adds up in place
+    if levels is None:
+        return total
+    scales, zeros, bias = layer.scales_and_bias
+    point = (out_scale, out_zero_point, torch.uint8, other_scale, other_zero_point)
+    after: tuple[Any, ...] = ("sum", 1.0, "relu" if relu else "none", [], "")
+    given = (*_given(levels, layer, window), scales, zeros, bias, *window.options, *point, *after)
+    call.keep(given)
+    return _QCONV_ADD(levels.values, *given[:5], total, *given[5:])
+
+
+def _given(levels: _Levels, layer: _Layer, window: _Window) -> tuple[Any, ...]:
+    """Return what an input stands for, and the weights packed for it."""
     point = (levels.scale, levels.zero_point)
 
     def pack() -> Any:
-        of = (layer.weight, layer.scales, *point, *window.options, list(x.shape))
+        of = (layer.weight, layer.scales, *point, *window.options, list(levels.values.shape))
         return torch.ops.onednn.qconv_prepack(*of)
 
-    packed = layer.packed((levels.zero_point, *map(tuple, window.options[:3]), window.groups), pack)
-    given = (levels.values, *point, packed, *layer.scales_and_bias, *window.options)
-    return torch.ops.onednn.qconv_pointwise(*given, *result.options)
+    form = (levels.zero_point, *map(tuple, window.options[:3]), window.groups)
+    return *point, layer.packed(form, pack)
+
+
+def _max_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
+    """Return the largest level in each window: its number is the largest, too, and borders count for nothing."""
+    if x.dim() == 3:
+        return _max_pool2d(x[None], *options)[0]
+    found = _fake_max_pool2d(x, *options)
+    if not found.numel():
+        return found
+    sizes = [list(each) for each in options[:4]]
+    return _ordered(torch.ops.quantized.max_pool2d(x, *sizes, options[4]), found)
+
+
+def _norm(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch.Tensor:
+    """Return the levels of `x * weight + bias`, with a weight and a bias for each channel, the second dimension.
+
+    With zero as the first level, what is negative becomes zero, as by a ReLU.
+    """
+    weight, bias, out_scale, out_zero_point = others
+    found = _fake_norm(x, scale, zero_point, weight, bias)
+    _check_levels(scale, zero_point)
+    _check_levels(out_scale, out_zero_point)
+    if not x.numel():
+        return found
+    unmoved = torch.zeros_like(bias), torch.ones_like(bias), 0.0
+    options = (weight, bias, *unmoved, out_scale, out_zero_point, torch.uint8)
+    return _ordered(torch.ops.onednn.qbatch_norm2d(x, scale, zero_point, *options), found)
+
+
+def _ordered(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return images in the order of memory of others, which may be overwritten."""
+    return value if value.stride() == like.stride() else like.copy_(value)
 
 
 def _fake_quantize(x: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -120,6 +226,47 @@ def _fake_conv2d(x: torch.Tensor, _scale: Any, _zero_point: Any, weight: torch.T
     return torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
 
 
+def _fake_conv2d_add(x: torch.Tensor, scale: Any, zero_point: Any, *others: Any) -> torch.Tensor:
+    _check_devices(x, others[7])
+    return _fake_conv2d(x, scale, zero_point, *others[:7], 1.0, 0, "none")
+
+
+def _fake_max_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
+    if x.dim() == 3:
+        return _fake_max_pool2d(x[None], *options)[0]
+    kernel, stride, padding, dilation, ceil_mode = options
+    _check_uint8(x)
+    _check(x.dim() == 4, "a pooling takes 3 dimensions, or a batch of 4")
+    _check(len(kernel) == len(stride) == len(padding) == len(dilation) == 2, "a pooling's options are two numbers each")
+    _check(min(*kernel, *stride, *dilation) >= 1 and min(padding) >= 0, "kernel, stride and dilation are positive")
+    _check(max(*kernel, *stride, *dilation) < _REACH, f"kernel, stride and dilation are less than {_REACH:,}")
+    sizes = list[Any]()
+    for size, over, step, more, apart in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
+        _check(2 * more <= over, "the padding is at most half of the kernel")
+        free = size + 2 * more - apart * (over - 1) - 1
+        _check(free >= 0, "the kernel is larger than its input")
+        count = (free + (step - 1 if ceil_mode else 0)) // step + 1
+        sizes.append(count - (1 if ceil_mode and (count - 1) * step >= size + more else 0))
+    shape = (*x.shape[:2], *sizes)
+    return torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=suggest_memory_format(x))
+
+
+def _fake_norm(x: torch.Tensor, _scale: Any, _zero: Any, *weights: Any) -> torch.Tensor:
+    weight, bias = weights[:2]
+    _check_uint8(x)
+    _check(x.dim() == 4, "a norm takes a batch of images")
+    for each in (weight, bias):
+        fits = each.dtype is torch.float32 and each.shape == x.shape[1:2] and each.is_contiguous()
+        _check(fits, "a norm's weight and bias have a float32 for each channel")
+    _check_devices(x, weight, bias)
+    _check_without_gradient(weight, bias)
+    return torch.empty(x.shape, dtype=torch.uint8, device=x.device, memory_format=suggest_memory_format(x))
+
+
+def _fake_dequantize(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x, dtype=torch.float32)
+
+
 @dataclass(slots=True)
 class _Packed:
     """A weight in the processor's own order, in each form that was asked for, as of one version of the plain one."""
@@ -127,9 +274,56 @@ class _Packed:
     version: int
     zeros: torch.Tensor
     forms: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
+    calls: dict[object, tuple[torch.Tensor, torch.Tensor | None, tuple[Any, ...]]] = field(default_factory=dict)
+    """Calls that were checked: scales and bias, and all that oneDNN is given beside the input."""
 
 
 _packed: MutableMapping[torch.Tensor, _Packed] = WeakIdKeyDictionary()
+
+
+class _Call:
+    """A call of a layer, by all that its checks look at: one that is like an earlier one is not checked again.
+
+    It is made for each forward of each layer, and written for speed.
+    """
+
+    __slots__ = ("_bias", "_key", "_scales", "_weight")
+
+    def __init__(self, x: torch.Tensor, point: tuple[float | None, int], layer: Any, rest: Iterable[Any]) -> None:
+        """Note a call of a layer, its weight, scales and bias, on an input; `rest` are its other arguments."""
+        self._weight, self._scales, self._bias = weight, scales, bias = layer
+        self._key: tuple[object, ...] | None = None
+        """None for a call of which nobody can tell whether it is like another one."""
+        if point[0] is None or weight.is_inference() or scales.is_inference() or scales.requires_grad:
+            return
+        if bias is not None and (bias.is_inference() or bias.requires_grad):
+            return
+        versions = scales._version, None if bias is None else bias._version
+        self._key = (
+            x.shape,
+            x.dtype,
+            x.device,
+            point,
+            versions,
+            *[tuple(each) if type(each) is list else each for each in rest],
+        )
+
+    @property
+    def known(self) -> tuple[Any, ...] | None:
+        """What oneDNN was given beside the input when such a call was checked; None if none was."""
+        held = None if self._key is None else _packed.get(self._weight)
+        if held is None or held.version != self._weight._version:
+            return None
+        found = held.calls.get(self._key)
+        return found[2] if found is not None and found[0] is self._scales and found[1] is self._bias else None
+
+    def keep(self, given: tuple[Any, ...]) -> None:
+        """Note what oneDNN is given, now that it was checked."""
+        held = None if self._key is None else _packed.get(self._weight)
+        if held is not None:
+            if len(held.calls) >= _FORMS:
+                held.calls.clear()
+            held.calls[self._key] = self._scales, self._bias, given
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +431,7 @@ class _Result:
 
     scale: float | None
     zero_point: int
-    relu: bool
+    activation: str
 
     @property
     def dtype(self) -> torch.dtype:
@@ -249,17 +443,21 @@ class _Result:
         made = torch.empty(list(shape), dtype=self.dtype, device="cpu", memory_format=order)
         return made.fill_(math.nan if self.scale is None else self.zero_point)
 
-    @property
-    def options(self) -> tuple[float, int, torch.dtype, str, list[float], str]:
-        """It all, as oneDNN's operators take it."""
+    def options(self, kind: str) -> tuple[float, int, torch.dtype, str, list[float], str]:
+        """Return it all, as oneDNN's operators take it."""
         scale = 1.0 if self.scale is None else self.scale
         _check_levels(scale, self.zero_point)
-        return scale, self.zero_point, self.dtype, "relu" if self.relu else "none", [], ""
+        _check(self.activation in ACTIVATIONS[kind], f"activations are {', '.join(sorted(ACTIVATIONS[kind]))}")
+        return scale, self.zero_point, self.dtype, *_POST_OPS[self.activation]
 
 
 def _check_without_gradient(*tensors: torch.Tensor) -> None:
     recorded = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     _check(not recorded, "int8 layers give no gradients, and one of their tensors asks for some")
+
+
+def _check_uint8(*tensors: torch.Tensor) -> None:
+    _check(all(each.dtype is torch.uint8 for each in tensors), "levels are uint8")
 
 
 def _check_devices(*tensors: torch.Tensor | None) -> None:
@@ -288,6 +486,10 @@ for _schema, _computes, _pretends in (
     ("quantize(Tensor x, float scale, int zero_point) -> Tensor", _quantize, _fake_quantize),
     (f"int8_linear({_LAYER}, {_RESULT}) -> Tensor", _linear, _fake_linear),
     (f"int8_conv2d({_LAYER}, {_WINDOW}, {_RESULT}) -> Tensor", _conv2d, _fake_conv2d),
+    (f"int8_conv2d_add({_LAYER}, {_WINDOW}, {_OTHER}) -> Tensor", _conv2d_add, _fake_conv2d_add),
+    (f"int8_max_pool2d(Tensor x, {_POOLED}) -> Tensor", _max_pool2d, _fake_max_pool2d),
+    (f"int8_norm({_SCALED}, Tensor weight, Tensor bias, {_SCALE_OUT}) -> Tensor", _norm, _fake_norm),
+    (f"dequantize({_SCALED}) -> Tensor", _dequantize, _fake_dequantize),
 ):
     _LIBRARY.define(_schema)
     _LIBRARY.impl(_schema.partition("(")[0], _computes, "CPU")

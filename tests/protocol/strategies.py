@@ -117,6 +117,7 @@ _step: dict[str, st.SearchStrategy[Any]] = {
             most=st.floats(0, 9),
             values=st.integers(0, 2**62),
             too_far=word,
+            shape=st.lists(st.integers(0, 2**62), max_size=4).map(tuple),
         )
         | st.just(LayerRange(weights=("weight",), least=-math.inf, most=math.inf, values=0)),
         max_size=2,

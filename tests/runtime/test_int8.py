@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from fxlib.errors import FxlibError
 from fxlib.runtime import int8
 
 OPERATORS = torch.ops.fxlib
-LINEAR = (None, 0, False)
+LINEAR = (None, 0, "none")
 PLAIN = ([1, 1], [0, 0], [1, 1], 1)
 
 
@@ -33,8 +34,20 @@ def figures(count: int, seed: int) -> torch.Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed)) + 0.5
 
 
-def finished(exact: torch.Tensor, out_scale: float | None, out_zero_point: int, relu: bool) -> torch.Tensor:
-    exact = exact.relu() if relu else exact
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def finished(exact: torch.Tensor, out_scale: float | None, out_zero_point: int, activation: str) -> torch.Tensor:
+    exact = ACTIVATIONS[activation](exact)
     return exact if out_scale is None else (exact / out_scale).round().add(out_zero_point).clamp(0, 255)
 
 
@@ -42,7 +55,7 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
     assert found.shape == exact.shape
     apart = (found.double() - exact).abs().max().item()
     # A result that lies halfway between two levels may become either.
-    assert apart <= (1.0 if found.dtype is torch.uint8 else 1e-6 * exact.abs().max().item())
+    assert apart <= (1.0 if found.dtype is torch.uint8 else 1e-5 * max(1.0, exact.abs().max().item()))
 
 
 @given(
@@ -50,8 +63,8 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     zero_point=st.integers(0, 255),
     biased=st.booleans(),
-    out=st.sampled_from([(None, 0), (3.0, 0), (7.5, 100)]),
-    relu=st.booleans(),
+    out=st.sampled_from([(None, 0), (3.0, 0), (7.5, 100), (0.1, 3)]),
+    activation=st.sampled_from(sorted(int8.ACTIVATIONS["linear"])),
 )
 def test_a_linear_layer_is_exact(
     *,
@@ -60,13 +73,13 @@ def test_a_linear_layer_is_exact(
     zero_point: int,
     biased: bool,
     out: tuple[float | None, int],
-    relu: bool,
+    activation: str,
 ) -> None:
     x, weight = levels(*batch, sizes[0]), integers(sizes[1], sizes[0])
     scales, bias = figures(sizes[1], 2), figures(sizes[1], 3) if biased else None
-    found = OPERATORS.int8_linear(x, 0.25, zero_point, weight, scales, bias, *out, relu)
+    found = OPERATORS.int8_linear(x, 0.25, zero_point, weight, scales, bias, *out, activation)
     exact = F.linear(0.25 * (x.double() - zero_point), weight.double() * scales.double()[:, None])
-    assert_close(found, finished(exact if bias is None else exact + bias.double(), *out, relu))
+    assert_close(found, finished(exact if bias is None else exact + bias.double(), *out, activation))
 
 
 @given(
@@ -77,7 +90,8 @@ def test_a_linear_layer_is_exact(
     steps=st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(1, 2)),
     zero_point=st.sampled_from([0, 128, 255]),
     batch=st.sampled_from([(), (1,), (3,)]),
-    relu=st.booleans(),
+    out=st.sampled_from([(None, 0), (3.0, 0), (0.1, 3)]),
+    activation=st.sampled_from(sorted(int8.ACTIVATIONS["convolution"])),
 )
 def test_a_convolution_is_exact(
     *,
@@ -88,18 +102,102 @@ def test_a_convolution_is_exact(
     steps: tuple[int, int, int],
     zero_point: int,
     batch: tuple[int, ...],
-    relu: bool,
+    out: tuple[float | None, int],
+    activation: str,
 ) -> None:
     inputs, outputs = channels[0] * groups, channels[1] * groups
     x, weight = levels(*batch, inputs, side, side + 1), integers(outputs, channels[0], *kernel)
     stride, padding, dilation = ([each, each] for each in steps)
     scales, bias = figures(outputs, 2), figures(outputs, 3)
     found = OPERATORS.int8_conv2d(
-        x, 0.25, zero_point, weight, scales, bias, stride, padding, dilation, groups, None, 0, relu
+        x, 0.25, zero_point, weight, scales, bias, stride, padding, dilation, groups, *out, activation
     )
     wide = weight.double() * scales.double()[:, None, None, None]
     exact = F.conv2d(0.25 * (x.double() - zero_point), wide, bias.double(), stride, padding, dilation, groups)
-    assert_close(found, finished(exact, None, 0, relu))
+    assert_close(found, finished(exact, *out, activation))
+
+
+@given(
+    channels=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    groups=st.sampled_from([1, 3]),
+    kernel=st.integers(1, 3),
+    points=st.tuples(st.sampled_from([0, 90, 255]), st.sampled_from([0, 128]), st.sampled_from([0, 40])),
+    batch=st.sampled_from([(), (1,), (3,)]),
+    biased=st.booleans(),
+    relu=st.booleans(),
+)
+def test_a_convolution_with_a_sum_is_rounded_once(
+    *,
+    channels: tuple[int, int],
+    groups: int,
+    kernel: int,
+    points: tuple[int, int, int],
+    batch: tuple[int, ...],
+    biased: bool,
+    relu: bool,
+) -> None:
+    inputs, outputs = channels[0] * groups, channels[1] * groups
+    x, weight = levels(*batch, inputs, 6, 5), integers(outputs, channels[0], kernel, kernel)
+    other, scales = levels(*batch, outputs, 7 - kernel, 6 - kernel, seed=5), figures(outputs, 2)
+    before, bias = other.clone(), figures(outputs, 3) if biased else None
+    window = ([1, 1], [0, 0], [1, 1], groups)
+    given_ = (x, 0.25, points[0], weight, scales, bias, *window, other, 20.0, points[1], 30.0, points[2], relu)
+    found = OPERATORS.int8_conv2d_add(*given_)
+    wide, wide_bias = weight.double() * scales.double()[:, None, None, None], None if bias is None else bias.double()
+    exact = F.conv2d(0.25 * (x.double() - points[0]), wide, wide_bias, groups=groups)
+    exact = exact + 20.0 * (other.double() - points[1])
+    assert_close(found, finished(exact, 30.0, points[2], "relu" if relu else "none"))
+    assert torch.equal(other, before)
+
+
+@given(
+    sides=st.tuples(st.integers(3, 9), st.integers(3, 9)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padded=st.booleans(),
+    ceil_mode=st.booleans(),
+    batch=st.sampled_from([(), (0,), (2,)]),
+    last=st.booleans(),
+)
+def test_a_pooling_has_the_largest_levels(
+    *,
+    sides: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padded: bool,
+    ceil_mode: bool,
+    batch: tuple[int, ...],
+    last: bool,
+) -> None:
+    padding = [each // 2 if padded else 0 for each in kernel]
+    x = levels(*batch, 5, *sides)
+    x = x.contiguous(memory_format=torch.channels_last) if last and x.dim() == 4 else x
+    found = OPERATORS.int8_max_pool2d(x, kernel, stride, padding, [1, 1], ceil_mode)
+    expected = F.max_pool2d(x.float(), kernel, stride, padding, 1, ceil_mode)
+    assert torch.equal(found.float(), expected)
+    assert found.stride() == expected.stride()
+    with FakeTensorMode() as mode:
+        fake = OPERATORS.int8_max_pool2d(mode.from_tensor(x), kernel, stride, padding, [1, 1], ceil_mode)
+    assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
+
+
+@given(st.integers(1, 40), st.sampled_from([0, 77]), st.sampled_from([0, 90]), st.booleans(), st.integers(0, 3))
+def test_a_norm_is_rounded_once(channels: int, zero_point: int, out_zero_point: int, last: bool, batch: int) -> None:
+    x, weight, bias = levels(batch, channels, 3, 5), figures(channels, 2) - 1.0, figures(channels, 3) - 1.0
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    found = OPERATORS.int8_norm(x, 0.05, zero_point, weight, bias, 0.04, out_zero_point)
+    exact = 0.05 * (x.double() - zero_point) * weight.double()[:, None, None] + bias.double()[:, None, None]
+    if batch:
+        assert found.stride() == x.stride()
+        assert_close(found, finished(exact, 0.04, out_zero_point, "none"))
+
+
+def test_levels_become_the_numbers_that_they_stand_for() -> None:
+    x = levels(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    found = OPERATORS.dequantize(x, 0.3, 200)
+    assert found.stride() == x.stride()
+    assert torch.equal(found, (x.float() - 200.0) * 0.3)
+    assert torch.equal(OPERATORS.quantize(found, 0.3, 200), x)
 
 
 def test_no_sum_overflows() -> None:
@@ -168,7 +266,7 @@ def test_forms_of_a_weight_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 6, 6), (0, 3, 6, 6)])
-@pytest.mark.parametrize("out", [LINEAR, (2.0, 7, False)])
+@pytest.mark.parametrize("out", [LINEAR, (2.0, 7, "none")])
 def test_a_result_without_values_has_the_form_of_others(sizes: tuple[int, ...], out: tuple[Any, ...]) -> None:
     image, kernel = torch.full(sizes, math.nan), integers(4, 3, 3, 3)
     calls: Any = (
@@ -197,7 +295,7 @@ def test_quantizing_doubles_is_refused() -> None:
 def test_empty_batches_have_empty_results() -> None:
     assert OPERATORS.int8_linear(levels(0, 8), 1.0, 0, integers(4, 8), figures(4, 1), None, *LINEAR).shape == (0, 4)
     images = levels(0, 2, 5, 5)
-    found = OPERATORS.int8_conv2d(images, 1.0, 0, integers(4, 2, 3, 3), figures(4, 1), None, *PLAIN, 2.0, 0, False)
+    found = OPERATORS.int8_conv2d(images, 1.0, 0, integers(4, 2, 3, 3), figures(4, 1), None, *PLAIN, 2.0, 0, "none")
     assert found.shape == (0, 4, 3, 3)
     assert found.dtype is torch.uint8
 
@@ -206,7 +304,7 @@ def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
     with FakeTensorMode() as mode:
         image, weight = (mode.from_tensor(each) for each in (levels(2, 3, 8, 9), integers(6, 3, 3, 3)))
         scales = mode.from_tensor(figures(6, 1))
-        made = OPERATORS.int8_conv2d(image, 1.0, 0, weight, scales, None, [2, 1], [1, 0], [1, 1], 1, 0.5, 0, True)
+        made = OPERATORS.int8_conv2d(image, 1.0, 0, weight, scales, None, [2, 1], [1, 0], [1, 1], 1, 0.5, 0, "relu")
         assert (made.shape, made.dtype) == ((2, 6, 4, 7), torch.uint8)
         rows = mode.from_tensor(torch.randn(2, 3, 8))
         assert OPERATORS.quantize(rows, 1.0, 0).dtype is torch.uint8
@@ -228,8 +326,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "scales of another length": (X, 1.0, 0, WEIGHT, figures(3, 1), None, *LINEAR),
     "a scale for all channels": (X, 1.0, 0, WEIGHT, torch.ones(1).expand(4), None, *LINEAR),
     "a bias of doubles": (X, 1.0, 0, WEIGHT, SCALES, figures(4, 1).double(), *LINEAR),
-    "a scale of nothing": (X, 1.0, 0, WEIGHT, SCALES, None, 0.0, 0, False),
-    "a zero point that is no level": (X, 1.0, 0, WEIGHT, SCALES, None, 1.0, 256, False),
+    "a scale of nothing": (X, 1.0, 0, WEIGHT, SCALES, None, 0.0, 0, "none"),
+    "a zero point that is no level": (X, 1.0, 0, WEIGHT, SCALES, None, 1.0, 256, "none"),
     "an input's scale of nothing": (X, 0.0, 0, WEIGHT, SCALES, None, *LINEAR),
     "an input's scale that is no number": (X, math.nan, 0, WEIGHT, SCALES, None, *LINEAR),
     "an input's zero point that is no level": (X, 1.0, -1, WEIGHT, SCALES, None, *LINEAR),
@@ -260,6 +358,41 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "scales that record gradients": (X, 1.0, 0, WEIGHT, SCALES.clone().requires_grad_(), None, *LINEAR),
     "a batch of five dimensions": (levels(1, 1, 2, 5, 5), 1.0, 0, KERNEL, SCALES, None, *PLAIN, *LINEAR),
 }
+
+
+OTHER = (levels(1, 4, 3, 3), 1.0, 0, 1.0, 0, False)
+ADDED = (IMAGE, 1.0, 0, KERNEL, SCALES, None, *PLAIN)
+POOL: tuple[Any, ...] = ([2, 2], [1, 1], [0, 0], [1, 1], False)
+OTHERS: dict[str, Callable[[], Any]] = {
+    "an activation that is none": lambda: OPERATORS.int8_linear(X, 1.0, 0, WEIGHT, SCALES, None, None, 0, "softmax"),
+    "an activation of others": lambda: OPERATORS.int8_conv2d(*ADDED, None, 0, "gelu"),
+    "a sum of other sizes": lambda: OPERATORS.int8_conv2d_add(*ADDED, levels(1, 4, 3, 2), *OTHER[1:]),
+    "a sum of fewer images": lambda: OPERATORS.int8_conv2d_add(*ADDED, levels(4, 3, 3), *OTHER[1:]),
+    "a sum of floats": lambda: OPERATORS.int8_conv2d_add(*ADDED, OTHER[0].float(), *OTHER[1:]),
+    "a sum without memory": lambda: OPERATORS.int8_conv2d_add(*ADDED, OTHER[0].to("meta"), *OTHER[1:]),
+    "a sum with a float": lambda: OPERATORS.int8_conv2d_add(IMAGE.float(), *ADDED[1:], *OTHER),
+    "a sum's scale of nothing": lambda: OPERATORS.int8_conv2d_add(*ADDED, *OTHER[:3], 0.0, 0, False),
+    "an addend's scale of nothing": lambda: OPERATORS.int8_conv2d_add(*ADDED, OTHER[0], 0.0, *OTHER[2:]),
+    "a pooling of floats": lambda: OPERATORS.int8_max_pool2d(IMAGE.float(), *POOL),
+    "a pooling of rows": lambda: OPERATORS.int8_max_pool2d(X, *POOL),
+    "a pooling of nothing": lambda: OPERATORS.int8_max_pool2d(IMAGE, [0, 2], *POOL[1:]),
+    "a pooling without steps": lambda: OPERATORS.int8_max_pool2d(IMAGE, [2, 2], [0, 1], *POOL[2:]),
+    "a pooling of borders": lambda: OPERATORS.int8_max_pool2d(IMAGE, [2, 2], [1, 1], [2, 0], *POOL[3:]),
+    "a pooling that is larger": lambda: OPERATORS.int8_max_pool2d(IMAGE, [6, 2], *POOL[1:]),
+    "a pooling without end": lambda: OPERATORS.int8_max_pool2d(IMAGE, [2**40, 2], *POOL[1:]),
+    "a norm of other channels": lambda: OPERATORS.int8_norm(IMAGE, 1.0, 0, SCALES, SCALES, 1.0, 0),
+    "a norm of doubles": lambda: OPERATORS.int8_norm(IMAGE, 1.0, 0, SCALES[:2].double(), SCALES[:2], 1.0, 0),
+    "a norm of rows": lambda: OPERATORS.int8_norm(X, 1.0, 0, torch.ones(8), torch.ones(8), 1.0, 0),
+    "a norm of floats": lambda: OPERATORS.int8_norm(IMAGE.float(), 1.0, 0, SCALES[:2], SCALES[:2], 1.0, 0),
+    "a norm without memory": lambda: OPERATORS.int8_norm(IMAGE, 1.0, 0, SCALES[:2].to("meta"), SCALES[:2], 1.0, 0),
+    "levels that are floats": lambda: OPERATORS.dequantize(X.float(), 1.0, 0),
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_what_has_no_levels_is_refused(form: str) -> None:
+    with pytest.raises(FxlibError, match=r"torch\.ops\.fxlib"):
+        OTHERS[form]()
 
 
 @pytest.mark.parametrize("form", WRONG)

@@ -260,16 +260,11 @@ class _Search:
                     where=place_of(norm.node),
                     hint="Load the weights before, or send them along.",
                 )
-        if any(map(torch.Tensor.is_inference, tensors)) or not self._counts_updates(norm):
+        if any(map(torch.Tensor.is_inference, tensors)) or not counts_updates(self._module, norm):
             return Reason.WEIGHT_UNCOUNTED
         if not all(map(torch.Tensor.is_floating_point, tensors)):
             return Reason.WEIGHT_COMPUTED
         return self._steadiness.refusal(norm.node, tensors)
-
-    def _counts_updates(self, norm: Norm) -> bool:
-        """Whether it can be told that a norm in training has updated its statistics."""
-        beside = {name.rpartition(".")[0]: name for name in norm.mean.sources | norm.variance.sources}
-        return all(counter_of(self._module, name) for name in beside.values())
 
     def _other_dimension(self, layer: Affine, norm: Norm, channels: int) -> Reason | None:
         """The channels of a norm are the second dimension: those of the layer, if its input is a batch of them."""
@@ -300,6 +295,12 @@ class _Search:
 
     def _decline(self, node: Node, reason: Reason, detail: str = "") -> None:
         self.declined.append(Declined(node=node.name, reason=reason, detail=detail))
+
+
+def counts_updates(module: GraphModule, norm: Norm) -> bool:
+    """Whether it can be told that a norm in training has updated its statistics."""
+    beside = {name.rpartition(".")[0]: name for name in norm.mean.sources | norm.variance.sources}
+    return all(counter_of(module, name) for name in beside.values())
 
 
 def asks_only(user: Node) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
@@ -19,11 +19,13 @@ from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.layers import Affine, Steadiness, affine_of, is_relu, only_user
+from fxlib.analysis.layers import Affine, Steadiness, affine_of
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.edit import place_of
-from fxlib.passes.infra.folded_values import CHANNELS_LAST, become, hold, read, sweep
+from fxlib.passes.infra.edit import draft_of, place_of
+from fxlib.passes.infra.folded_values import CHANNELS_LAST, Call, become, hold, read, sweep
+from fxlib.passes.local.fold_norms import scales_and_shifts
+from fxlib.passes.local.levels import Levels, Link, Plan, Range, Seen, pair_of
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8, is_call, is_issue
 from fxlib.runtime.submodules import submodule
@@ -33,11 +35,13 @@ from fxlib.spec.workload import MAX_CALIBRATION
 from fxlib.utils.compare import largest_error
 
 _OPERATORS = torch.ops.fxlib
+_VALUES = ("val", "tensor_meta")
+"""Keys of a node's `meta` that tell its value's dtype."""
 _LEAST_VALUES = 100
 """Of values that are alike, one more lies outside of the range of so many others with a chance of 2 in 101."""
 
 
-@register_pass("quantize", preserves="lossy", needs=frozenset({"weights", "eval_mode"}), version="2")
+@register_pass("quantize", preserves="lossy", needs=frozenset({"weights", "eval_mode"}), version="3")
 class Quantize(GraphPass):
     """Run linear layers and two-dimensional convolutions on int8 weights and inputs, with sums in 32 bits.
 
@@ -45,11 +49,13 @@ class Quantize(GraphPass):
     workload's real batches, where there are any and the program makes no remote calls, or the one that the workload
     tells (`Workload.ranges`); otherwise each forward takes that of its own input. With a bound on the error
     (`Context.max_relative_error`) and batches to measure it on, the layers that move the results most, each alone, stay
-    in float until the rest is within the bound.
+    in float until the rest is within the bound. Where ranges are known, values stay integers from one layer to the next
+    (`Levels`).
     """
 
     least_weights: int = 4096
-    """Layers with fewer weights stay in float: they take no time that could be saved."""
+    """Layers with fewer weights, and depthwise convolutions, stay in float unless they take levels or hand them on: by
+    themselves they take no time that could be saved."""
     trials: int = 64
     """The number of groups of layers whose share of the error is measured; a small model has one for each layer."""
 
@@ -57,22 +63,21 @@ class Quantize(GraphPass):
     @torch.no_grad()
     def run(self, module: GraphModule, context: Context) -> PassResult:
         found = _Search(module, context.get(Effects), self.least_weights)
-        layers, declined = found.layers, found.declined
-        if not layers:
-            return PassResult(module, changes=0, declined=tuple(declined))
-        batches, ranges = _batches(module, context), Ranges()
+        layers, small, declined = found.layers, found.small, found.declined
+        if found.are_all_small:
+            return PassResult(module, changes=0, declined=(*declined, *self._alone(layers)))
+        levels = Levels(module, context.get(Effects), [each.affine for each in layers])
+        batches, seen = _batches(module, context), None
         told = () if context.workload is None or batches else context.workload.ranges
         if batches:
-            layers, ranges = self._calibrated(module, layers, batches, context.max_relative_error, declined)
+            layers, seen = self._calibrated(found, levels, batches, context.max_relative_error, declined)
         elif told:
-            layers, ranges = self._as_told(layers, told, declined)
-        for layer in layers:
-            _rewrite(module, layer, ranges.get(layer.input))
-        _chain(module)
-        for layer in layers:
-            _restore_layout(module, layer)
+            layers, seen = self._as_told(found, levels, told, declined)
+        plan = levels.plan([each.node for each in layers], small, seen)
+        Rewriting(module, plan, layers, {node: node for node in module.graph.nodes}).run()
         sweep(module)
-        return PassResult(module, changes=len(layers), declined=tuple(declined))
+        declined += self._alone([each for each in layers if each.node not in plan.layers])
+        return PassResult(module, changes=len(plan.layers), declined=tuple(declined))
 
     @torch.no_grad()
     def ranges(self, module: GraphModule, context: Context) -> tuple[LayerRange, ...]:
@@ -81,73 +86,94 @@ class Quantize(GraphPass):
         Returns:
             Nothing where there are no layers, or no batches that the program can be run on here.
         """
-        layers, batches = _Search(module, context.get(Effects), self.least_weights).layers, _batches(module, context)
-        if not layers or not batches:
+        found, batches = _Search(module, context.get(Effects), self.least_weights), _batches(module, context)
+        if found.are_all_small or not batches:
             return ()
         declined = list[Declined]()
-        _, found = self._calibrated(module, layers, batches, context.max_relative_error, declined)
+        levels = Levels(module, context.get(Effects), [each.affine for each in found.layers])
+        _, seen = self._calibrated(found, levels, batches, context.max_relative_error, declined)
         too_far = {each.node: each.detail for each in declined if each.reason is Reason.ERROR_BOUND}
+        names = [(layer.input, name, too_far.get(layer.node.name, "")) for name, layer in _named(found.layers).items()]
+        names += [(value, ((), place), "") for place, value in enumerate(_between(found.layers, levels))]
         return tuple(
             LayerRange(
                 weights=weights,
                 use=use,
-                least=found[layer.input].least,
-                most=found[layer.input].most,
-                values=found[layer.input].values,
-                too_far=too_far.get(layer.node.name, ""),
+                least=seen.ranges[value].least,
+                most=seen.ranges[value].most,
+                values=seen.ranges[value].values,
+                too_far=why,
+                shape=tuple(seen.shapes.get(value, ())),
             )
-            for (weights, use), layer in _named(layers).items()
+            for value, (weights, use), why in names
         )
 
     def _calibrated(
         self,
-        module: GraphModule,
-        layers: Sequence[Layer],
+        found: _Search,
+        levels: Levels,
         batches: Sequence[Sequence[Any]],
         bound: float | None,
         declined: list[Declined],
-    ) -> tuple[list[Layer], Ranges]:
-        """Return the layers that batches let run on int8 weights, and the ranges of what all of them take."""
-        reference, ranges = calibrate(module, layers, batches)
-        kept = self._with_known_range(layers, ranges, declined)
+    ) -> tuple[list[Layer], Seen]:
+        """Return the layers that batches let run on int8 weights, and what was seen of all of them."""
+        reference, seen = calibrate(found.module, levels, found.layers, batches)
+        kept = self._with_known_range(found.layers, found.small, seen.ranges, declined)
         if bound is not None:
-            kept = self._within(_Error(module, batches, reference, ranges), kept, bound, declined)
-        return kept, ranges
+            measured = _Error(found.module, batches, reference, levels, found.small, seen)
+            kept = self._within(measured, kept, bound, declined)
+        return kept, seen
 
     def _as_told(
-        self, layers: Sequence[Layer], told: Sequence[LayerRange], declined: list[Declined]
-    ) -> tuple[list[Layer], Ranges]:
+        self, found: _Search, levels: Levels, told: Sequence[LayerRange], declined: list[Declined]
+    ) -> tuple[list[Layer], Seen]:
         """Return the same of ranges that were taken elsewhere; of a layer that they leave out, nothing is known."""
         known = {(each.weights, each.use): each for each in told}
-        ranges, kept = Ranges(), list[Layer]()
-        for name, layer in _named(layers).items():
-            found = known.get(name)
-            ranges[layer.input] = Range() if found is None else Range(found.least, found.most, found.values)
-            if found is not None and found.too_far:
-                declined.append(Declined(node=layer.node.name, reason=Reason.ERROR_BOUND, detail=found.too_far))
+        seen, kept = Seen(), list[Layer]()
+        for name, layer in _named(found.layers).items():
+            each = known.get(name)
+            seen.tell(layer.input, each)
+            if each is not None and each.too_far:
+                declined.append(Declined(node=layer.node.name, reason=Reason.ERROR_BOUND, detail=each.too_far))
             else:
                 kept.append(layer)
-        return self._with_known_range(kept, ranges, declined), ranges
+        for place, value in enumerate(_between(found.layers, levels)):
+            seen.tell(value, known.get(((), place)))
+        return self._with_known_range(kept, found.small, seen.ranges, declined), seen
+
+    def _alone(self, layers: Sequence[Layer]) -> list[Declined]:
+        """Return the reasons of layers that neither take levels nor hand them on."""
+        large = [each.node for each in layers if each.affine.weight.tensor.numel() >= self.least_weights]
+        return [Declined(node=node.name, reason=Reason.NOT_INT8) for node in large]
 
     def _with_known_range(
-        self, layers: Sequence[Layer], ranges: Mapping[Node, Range], declined: list[Declined]
+        self, layers: Sequence[Layer], small: Collection[Node], ranges: Mapping[Node, Range], declined: list[Declined]
     ) -> list[Layer]:
         kept = list[Layer]()
         for layer in layers:
             known = ranges[layer.input]
             if not known.is_finite:
-                declined.append(Declined(node=layer.node.name, reason=Reason.CALIBRATION_NOT_FINITE))
+                why = Declined(node=layer.node.name, reason=Reason.CALIBRATION_NOT_FINITE)
             elif known.values < _LEAST_VALUES or known.least == known.most:
                 found = f"{known.values} values" if known.values < _LEAST_VALUES else f"{known.values} zeros"
-                declined.append(Declined(node=layer.node.name, reason=Reason.CALIBRATION_TOO_SMALL, detail=found))
+                why = Declined(node=layer.node.name, reason=Reason.CALIBRATION_TOO_SMALL, detail=found)
             else:
                 kept.append(layer)
+                continue
+            if layer.node not in small:
+                declined.append(why)
         return kept
 
     def _within(self, measured: _Error, layers: Sequence[Layer], bound: float, declined: list[Declined]) -> list[Layer]:
         """Return the layers that keep the results within a bound together, those first that keep them best alone."""
         if not layers or measured.of(layers) <= bound:
             return list(layers)
+        beside = [each for each in layers if each.node in measured.small]
+        layers = [each for each in layers if each.node not in measured.small]
+        detail = f"{bound:.2g} is allowed for all, and layers that pay only between others go first"
+        declined.extend(Declined(node=each.node.name, reason=Reason.ERROR_BOUND, detail=detail) for each in beside)
+        if beside and (not layers or measured.of(layers) <= bound):
+            return layers
         size = math.ceil(len(layers) / self.trials)
         groups = [layers[first : first + size] for first in range(0, len(layers), size)]
         alone = sorted(((measured.of(group), group) for group in groups), key=lambda each: each[0])
@@ -161,45 +187,6 @@ class Quantize(GraphPass):
             declined.extend(Declined(node=each.node.name, reason=Reason.ERROR_BOUND, detail=detail) for each in group)
         kept = {layer.node for _, group in alone[:fitting] for layer in group}
         return [each for each in layers if each.node in kept]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """What a tensor's values lay between; zero is always within."""
-
-    least: float = 0.0
-    most: float = 0.0
-    values: int = 0
-    """Number of the values."""
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether no value was infinite or no number."""
-        return math.isfinite(self.least) and math.isfinite(self.most)
-
-    @property
-    def scale(self) -> float:
-        """The distance of two neighbouring levels."""
-        spread = (self.most - self.least) / int8.LARGEST
-        return spread if spread > 0.0 and math.isfinite(1.0 / spread) else 1.0
-
-    @property
-    def zero_point(self) -> int:
-        """The level of zero, which is exact."""
-        return round(-self.least / self.scale)
-
-    def with_values(self, value: torch.Tensor) -> Range:
-        """Return the range that a tensor's values lie in, too."""
-        if not value.numel():
-            return self
-        least, most = (float(each) for each in torch.aminmax(value))
-        if not (math.isfinite(least) and math.isfinite(most)):
-            return Range(-math.inf, math.inf)
-        return Range(min(self.least, least), max(self.most, most), self.values + value.numel())
-
-
-Ranges: TypeAlias = dict[Node, Range]
-"""The ranges of the values that layers take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -234,15 +221,6 @@ class Layer:
         """The operator that computes it."""
         return (_OPERATORS.int8_linear if self.affine.kind == "linear" else _OPERATORS.int8_conv2d).default
 
-    def __call__(self, value: torch.Tensor, known: Range | None) -> torch.Tensor:
-        """Compute it."""
-        scale, zero_point = (None, 0) if known is None else (known.scale, known.zero_point)
-        given = value if scale is None else _OPERATORS.quantize(value, scale, zero_point)
-        result: torch.Tensor = self.operator(
-            given, scale, zero_point, self.weight, self.scales, self.bias, *self.options, None, 0, False
-        )
-        return result
-
 
 def _named(layers: Sequence[Layer]) -> dict[tuple[tuple[str, ...], int], Layer]:
     """Return layers by the names of their weights and, where several have the same, by their number."""
@@ -252,6 +230,12 @@ def _named(layers: Sequence[Layer]) -> dict[tuple[tuple[str, ...], int], Layer]:
         found[weights, uses[weights]] = layer
         uses[weights] += 1
     return found
+
+
+def _between(layers: Sequence[Layer], levels: Levels) -> list[Node]:
+    """Return the values, beside those that layers take, of which a plan has to know the range, in order."""
+    inputs = {each.input for each in layers}
+    return [value for value in levels.watched() if value not in inputs]
 
 
 def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,22 +251,32 @@ class _Search:
     """Finds the layers of a program that can run on int8 weights."""
 
     def __init__(self, module: GraphModule, effects: Effects, least_weights: int) -> None:
-        self._module, self._least = module, least_weights
+        self.module, self._least = module, least_weights
         self._steadiness = Steadiness(module, effects)
         self._blocked = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
         self.layers: list[Layer] = []
+        self.small: set[Node] = set()
+        """Those among them that do not pay by themselves."""
         self.declined: list[Declined] = []
         for node in module.graph.nodes:
             affine = affine_of(module, node)
             if affine is not None:
                 self._take(affine)
 
+    @property
+    def are_all_small(self) -> bool:
+        """Whether no layer pays by itself."""
+        return self.small.issuperset(each.node for each in self.layers)
+
     def _take(self, affine: Affine) -> None:
         tensors = [each.tensor for each in (affine.weight, affine.bias) if each is not None]
-        if affine.weight.tensor.numel() < self._least:
-            return
+        few = affine.weight.tensor.numel() < self._least
+        if few or (affine.kind == "convolution" and affine.weight.tensor.shape[1] == 1):
+            self.small.add(affine.node)
         reason = self._blocked or self._misfit(affine, tensors) or self._steadiness.refusal(affine.node, tensors)
         options = None if reason else self._options(affine)
+        if few and (reason or options is None):
+            return
         if reason or options is None:
             self.declined.append(Declined(node=affine.node.name, reason=reason or Reason.NOT_INT8))
             return
@@ -291,8 +285,7 @@ class _Search:
         self.layers.append(Layer(affine=affine, weight=weight, scales=scales, bias=bias, options=options))
 
     def _misfit(self, affine: Affine, tensors: Sequence[torch.Tensor]) -> Reason | None:
-        depthwise = affine.kind == "convolution" and affine.weight.tensor.shape[1] == 1
-        fits = affine.kind == "linear" or (affine.kind == "convolution" and affine.dimensions == 2 and not depthwise)
+        fits = affine.kind == "linear" or (affine.kind == "convolution" and affine.dimensions == 2)
         plain = all(each.dtype is torch.float32 and each.device.type == "cpu" for each in tensors)
         if not fits or not plain:
             return Reason.NOT_INT8
@@ -305,21 +298,15 @@ class _Search:
         if affine.kind == "linear":
             return ()
         if affine.node.op == "call_module":
-            layer = submodule(self._module, str(affine.node.target))
+            layer = submodule(self.module, str(affine.node.target))
             given: Mapping[str, Any] = vars(layer)
             if isinstance(layer, _ConvNd) and layer.padding_mode != "zeros":
                 return None
         else:
             given = arguments_of(affine.node)
         padding = 0 if (padding := given.get("padding", 0)) == "valid" else padding
-        pairs = [_pair(each) for each in (given.get("stride", 1), padding, given.get("dilation", 1))]
+        pairs = [pair_of(each) for each in (given.get("stride", 1), padding, given.get("dilation", 1))]
         return None if None in pairs else (*pairs, affine.groups)
-
-
-def _pair(value: Any) -> list[int] | None:
-    found = [value, value] if type(value) is int else list(value) if isinstance(value, (tuple, list)) else []
-    found = found * 2 if len(found) == 1 else found
-    return found if len(found) == 2 and all(type(each) is int for each in found) else None
 
 
 def _batches(module: GraphModule, context: Context) -> tuple[Sequence[Any], ...]:
@@ -347,12 +334,12 @@ def _bound(module: GraphModule, batch: Batch) -> Sequence[Any] | None:
 
 
 def calibrate(
-    module: GraphModule, layers: Sequence[Layer], batches: Sequence[Sequence[Any]]
-) -> tuple[list[Any], dict[Node, Range]]:
-    """Run the program as it is; return its results, and the ranges of what the layers take."""
-    run = _Observed(module, layers)
+    module: GraphModule, levels: Levels, layers: Sequence[Layer], batches: Sequence[Sequence[Any]]
+) -> tuple[list[Any], Seen]:
+    """Run the program as it is; return its results, and what its values were."""
+    run = _Observed(module, levels, layers)
     results = [run.results_of(each) for each in batches]
-    return results, run.ranges
+    return results, run.seen
 
 
 class _Run(Interpreter):
@@ -364,29 +351,22 @@ class _Run(Interpreter):
 
 
 class _Observed(_Run):
-    """Notes the ranges of what layers take, as it is when they take it: it may have been written to by then."""
+    """Notes values; what layers take as it is when they take it, for it may have been written to by then."""
 
-    def __init__(self, module: GraphModule, layers: Sequence[Layer]) -> None:
+    def __init__(self, module: GraphModule, levels: Levels, layers: Sequence[Layer]) -> None:
         super().__init__(module)
-        self._inputs = {each.node: each.input for each in layers}
-        self.ranges = dict.fromkeys(self._inputs.values(), Range())
+        inputs = {each.node: each.input for each in layers}
+        self._written = {node: taken for node, taken in inputs.items() if levels.is_written(taken)}
+        self._watched = set(inputs.values()).union(levels.watched()).difference(self._written.values())
+        self.seen = Seen()
 
     def run_node(self, n: Node) -> Any:
-        if (taken := self._inputs.get(n)) is not None:
-            self.ranges[taken] = self.ranges[taken].with_values(self.env[taken])
-        return super().run_node(n)
-
-
-class _Replaced(_Run):
-    """Computes some layers on int8 weights."""
-
-    def __init__(self, module: GraphModule, layers: Sequence[Layer], ranges: Mapping[Node, Range]) -> None:
-        super().__init__(module)
-        self._layers, self._ranges = {each.node: each for each in layers}, ranges
-
-    def run_node(self, n: Node) -> Any:
-        layer = self._layers.get(n)
-        return super().run_node(n) if layer is None else layer(self.env[layer.input], self._ranges[layer.input])
+        if (taken := self._written.get(n)) is not None:
+            self.seen.note(taken, self.env[taken])
+        value = super().run_node(n)
+        if n in self._watched:
+            self.seen.note(n, value)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,59 +376,147 @@ class _Error:
     module: GraphModule
     batches: Sequence[Sequence[Any]]
     reference: Sequence[Any]
-    ranges: Mapping[Node, Range]
+    levels: Levels
+    small: Collection[Node]
+    seen: Seen
 
     def of(self, layers: Sequence[Layer]) -> float:
         """Return the largest relative error of any result (see `relative_error`)."""
-        run = _Replaced(self.module, layers, self.ranges)
+        draft = draft_of(self.module)
+        plan = self.levels.plan([each.node for each in layers], self.small, self.seen)
+        at = dict(zip(self.module.graph.nodes, draft.graph.nodes, strict=True))
+        Rewriting(draft, plan, layers, at).run()
+        run = _Run(draft)
         pairs = zip(self.batches, self.reference, strict=True)
         return max(largest_error(run.results_of(batch), expected) for batch, expected in pairs)
 
 
-def _rewrite(module: GraphModule, layer: Layer, known: Range | None) -> None:
-    """Let the layer's node compute it on int8 weights."""
-    node, name = layer.node, layer.affine.weight.name
-    held = [("int8", layer.weight), ("int8.scales", layer.scales), ("int8.bias", layer.bias)]
-    weights = [
-        None if value is None else read(module, hold(module, f"{name}.{end}", value), layer.sources, node)
-        for end, value in held
-    ]
-    given, scale, zero_point = layer.input, None, 0
-    if known is not None:
-        scale, zero_point = known.scale, known.zero_point
-        with module.graph.inserting_before(node):
-            given = module.graph.call_function(_OPERATORS.quantize.default, (layer.input, scale, zero_point))
-        given.meta.update(place_of(node))
-    become(node, (layer.operator, (given, scale, zero_point, *weights, *layer.options, None, 0, False), {}))
+class Rewriting:
+    """Puts what a plan says into a program."""
 
+    def __init__(self, module: GraphModule, plan: Plan, layers: Sequence[Layer], at: Mapping[Node, Node]) -> None:
+        """Prepare for it.
 
-_INT8 = frozenset({_OPERATORS.int8_linear.default, _OPERATORS.int8_conv2d.default})
+        Args:
+            module: the program, or a copy of it.
+            plan: what becomes of it.
+            layers: at least those of the plan.
+            at: the module's nodes by those that the plan and the layers know.
+        """
+        self._module, self._graph, self._plan, self._at = module, module.graph, plan, dict(at)
+        self._layers = {each.node: each for each in layers}
 
+    def run(self) -> None:
+        """Rewrite the program."""
+        write: dict[str, Callable[[Link, Node], Call | None]] = {
+            "layer": self._layer,
+            "sum": self._sum,
+            "norm": self._norm,
+            "pool": self._pool,
+            "move": self._move,
+            "join": self._join,
+        }
+        for work in self._plan.works:
+            node = self._at[work.node]
+            if (call := write[work.kind](work, node)) is not None:
+                become(node, call)
+            self._absorb(work, node)
+            if work.end in self._plan.held:
+                self._hand_on(work, node)
+            elif node.target is _OPERATORS.int8_conv2d.default and not node.meta.get(CHANNELS_LAST):
+                self._at[work.end] = self._behind(node, self._graph.call_method("contiguous", (node,)), node.users)
 
-def _chain(module: GraphModule) -> None:
-    """Let layers apply the ReLU behind them, and hand integers to layers that take their results alone."""
-    for node in list(module.graph.nodes):
-        if node.target not in _INT8:
-            continue
-        behind = only_user(node)
-        if behind is not None and is_relu(module, behind):
-            node.args = (*node.args[:-1], True)
-            behind.replace_all_uses_with(node)
-            module.graph.erase_node(behind)
-        taken = {user.args[1:] for user in node.users if user.target is _OPERATORS.quantize.default}
-        if len(taken) == 1 and all(user.target is _OPERATORS.quantize.default for user in node.users):
-            node.args = (*node.args[:-3], *taken.pop(), node.args[-1])
-            for user in list(node.users):
-                user.replace_all_uses_with(node)
-                module.graph.erase_node(user)
+    def _layer(self, work: Link, node: Node) -> Call:
+        layer = self._layers[work.node]
+        given = self._levels_of(layer.input, node) if self._plan.ranges else (self._at[layer.input], None, 0)
+        out = self._point(work.end) if work.end in self._plan.held else (None, 0)
+        return layer.operator, (*given, *self._weights(layer, node), *layer.options, *out, work.activation), {}
 
+    def _sum(self, work: Link, node: Node) -> Call:
+        assert work.layer is not None  # noqa: S101 - a sum has one
+        layer = self._layers[work.layer]
+        given = self._levels_of(layer.input, self._at[work.layer])
+        rest = (*self._weights(layer, node), *layer.options, *self._levels_of(work.takes[0], node))
+        relu = work.activation == "relu"
+        return _OPERATORS.int8_conv2d_add.default, (*given, *rest, *self._point(work.end), relu), {}
 
-def _restore_layout(module: GraphModule, layer: Layer) -> None:
-    """Give a convolution's result, which is channels last, torch's default layout where the program may rely on it."""
-    node, out_scale = layer.node, layer.node.args[-3]
-    if node.target is not _OPERATORS.int8_conv2d.default or out_scale is not None or node.meta.get(CHANNELS_LAST):
-        return
-    with module.graph.inserting_after(node):
-        plain = module.graph.call_method("contiguous", (node,))
-    plain.meta.update(place_of(node))
-    node.replace_all_uses_with(plain, delete_user_cb=lambda user: user is not plain)
+    def _norm(self, work: Link, node: Node) -> Call:
+        norm = work.norm
+        assert norm is not None  # noqa: S101 - a norm has one
+        sources = frozenset[str]().union(*(each.sources for each in norm.weights))
+        given, weights = self._levels_of(work.takes[0], node), list[Node]()
+        for end, value in zip(("scale", "shift"), scales_and_shifts([norm])[norm], strict=True):
+            name = hold(self._module, f"{norm.mean.name.removeprefix('_')}.{end}", value.float().contiguous())
+            weights.append(read(self._module, name, sources, node))
+        return _OPERATORS.int8_norm.default, (*given, *weights, *self._point(work.end)), {}
+
+    def _pool(self, work: Link, node: Node) -> Call:
+        return _OPERATORS.int8_max_pool2d.default, (self._levels_of(work.takes[0], node)[0], *work.options), {}
+
+    def _move(self, work: Link, node: Node) -> None:
+        (taken,) = work.takes
+        levels = self._levels_of(taken, node)[0]
+        if not levels.meta.get(CHANNELS_LAST):
+            with self._graph.inserting_before(node):
+                plain = self._graph.call_method("contiguous", (levels,))
+            plain.meta.update(place_of(node))
+            node.replace_input_with(levels, plain)
+
+    def _join(self, work: Link, node: Node) -> None:
+        for taken in work.takes:
+            node.replace_input_with(self._at[taken], self._levels_of(taken, node)[0])
+
+    def _point(self, value: Node) -> tuple[float, int]:
+        """Return the scale of a value, and the level of its zero."""
+        known = self._plan.ranges[value]
+        return known.scale, known.zero_point
+
+    def _levels_of(self, value: Node, user: Node) -> tuple[Node, float, int]:
+        """Return the levels of a value, as it is before the node that takes them, and what they stand for."""
+        point, levels = self._point(value), self._at[value]
+        if value not in self._plan.held:
+            with self._graph.inserting_before(user):
+                levels = self._graph.call_function(_OPERATORS.quantize.default, (levels, *point))
+            levels.meta.update(place_of(user))
+        return levels, *point
+
+    def _weights(self, layer: Layer, node: Node) -> list[Node | None]:
+        name = layer.affine.weight.name
+        held = [("int8", layer.weight), ("int8.scales", layer.scales), ("int8.bias", layer.bias)]
+        return [
+            None
+            if value is None
+            else read(self._module, hold(self._module, f"{name}.{end}", value), layer.sources, node)
+            for end, value in held
+        ]
+
+    def _absorb(self, work: Link, node: Node) -> None:
+        """Let the work's node stand for all that is done with it."""
+        self._at[work.end].replace_all_uses_with(node)
+        beside = [work.layer, work.norm.call if work.norm is not None else None]
+        for each in (*reversed(work.inner), *beside):
+            if each is not None and self._at[each] is not node:
+                self._graph.erase_node(self._at[each])
+        self._at[work.end] = node
+
+    def _hand_on(self, work: Link, node: Node) -> None:
+        """Let those that take levels have them, and others the numbers that they stand for."""
+        for key in _VALUES:
+            node.meta.pop(key, None)
+        takers = {self._at[each] for each in self._plan.takers[work.end]}
+        others = [user for user in node.users if user not in takers]
+        if not others:
+            return
+        point = self._point(work.end)
+        plain = self._behind(node, self._graph.call_function(_OPERATORS.dequantize.default, (node, *point)), others)
+        if work.kind != "move" and not node.meta.get(CHANNELS_LAST):
+            self._behind(plain, self._graph.call_method("contiguous", (plain,)), others)
+
+    def _behind(self, node: Node, made: Node, users: Iterable[Node]) -> Node:
+        """Put what was made of a value right behind it, in its place for some of its users; return it."""
+        for user in list(users):
+            if user is not made:
+                user.replace_input_with(node, made)
+        node.append(made)
+        made.meta.update(place_of(node))
+        return made

@@ -79,7 +79,8 @@ STEPS = workload(images(4, 2), images(4, 3))
 def test_layers_run_on_int8_weights(steps: Workload | None) -> None:
     model = made(Net())
     rewrite = quantized(model, steps)
-    assert changes(rewrite, "quantize") == 4  # the stem has too few weights
+    # The stem has too few weights, and pays where it hands integers on.
+    assert changes(rewrite, "quantize") == (5 if steps is STEPS else 4)
     assert rewrite.preserves == "lossy"
     assert_near(model, rewrite, images(5))
 

@@ -1,0 +1,403 @@
+"""Which values of a program stay integers from one int8 layer to the next.
+
+Between two layers, a value need not become float32 and be rounded again. Links are the work that takes levels and gives
+levels: a layer with the activation behind it, a convolution with what is added to it, a norm, a pooling, and what only
+moves values. A value that a link gives is held in levels where a layer, or a link whose own result is held, takes it;
+whatever else uses it has the numbers that its levels stand for. Values that a link leaves as they are share one range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.resources import Storage
+from fxlib.analysis.layers import Affine, Steadiness, activation_of, only_user
+from fxlib.passes.local.fold_norms import Norm, asks_only, counts_updates, norm_of
+from fxlib.runtime import int8
+from fxlib.runtime.submodules import submodule
+from fxlib.spec.calibration import LayerRange
+
+_MOVES: Final = frozenset(
+    {
+        *("flatten", "Flatten", "reshape", "view", "squeeze", "unsqueeze", "permute", "transpose", "contiguous"),
+        *("Identity", "clone"),
+    }
+)
+"""Operators that leave the values of their one tensor as they are."""
+_JOINS: Final = frozenset({"cat", "concat", "concatenate"})
+_SUMS: Final = frozenset({"add", "add_", "iadd"})
+_POOLS: Final = frozenset({"max_pool2d", "MaxPool2d"})
+_POOLED: Final = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+"""Arguments of a pooling, behind its input."""
+_IMAGES: Final = 4
+"""Number of dimensions of a batch of images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a tensor's values lay between; zero is always within."""
+
+    least: float = 0.0
+    most: float = 0.0
+    values: int = 0
+    """Number of the values."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no value was infinite or no number."""
+        return math.isfinite(self.least) and math.isfinite(self.most)
+
+    @property
+    def scale(self) -> float:
+        """The distance of two neighbouring levels."""
+        spread = (self.most - self.least) / int8.LARGEST
+        return spread if spread > 0.0 and math.isfinite(1.0 / spread) else 1.0
+
+    @property
+    def zero_point(self) -> int:
+        """The level of zero, which is exact."""
+        return round(-self.least / self.scale)
+
+    def with_values(self, value: Any) -> Range:
+        """Return the range that a tensor's values lie in, too; it is not finite for what is no tensor of float32."""
+        if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
+            return Range(-math.inf, math.inf)
+        if not value.numel():
+            return self
+        least, most = (float(each) for each in torch.aminmax(value))
+        if not (math.isfinite(least) and math.isfinite(most)):
+            return Range(-math.inf, math.inf)
+        return self.joined(Range(least, most, value.numel()))
+
+    def joined(self, other: Range) -> Range:
+        """Return the range of both."""
+        return Range(min(self.least, other.least), max(self.most, other.most), self.values + other.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What calibration found of a program's values."""
+
+    ranges: dict[Node, Range] = field(default_factory=dict)
+    shapes: dict[Node, torch.Size] = field(default_factory=dict)
+
+    def tell(self, node: Node, known: LayerRange | None) -> None:
+        """Take over what was seen elsewhere; None where it was not."""
+        self.ranges[node] = Range() if known is None else Range(known.least, known.most, known.values)
+        if known is not None and known.shape:
+            self.shapes[node] = torch.Size(known.shape)
+
+    def note(self, node: Node, value: Any) -> None:
+        """Note a value that a node had."""
+        self.ranges[node] = self.ranges.get(node, Range()).with_values(value)
+        if isinstance(value, torch.Tensor):
+            self.shapes[node] = value.shape
+
+
+Kind = Literal["layer", "sum", "norm", "pool", "move", "join"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Link:
+    """Work that can take levels and give levels."""
+
+    kind: Kind
+    node: Node
+    """Where it is done."""
+    end: Node
+    """The node whose value it gives: the last one of those behind it that are done with it."""
+    takes: tuple[Node, ...]
+    """The values that it takes; of a sum the other one."""
+    inner: tuple[Node, ...] = ()
+    """The nodes behind it, in order."""
+    activation: str = "none"
+    layer: Node | None = None
+    """The convolution whose result a sum takes."""
+    norm: Norm | None = None
+    options: tuple[Any, ...] = ()
+    """Those of a pooling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What becomes of a program."""
+
+    works: Sequence[Link]
+    """Layers, and other links that give levels, in the program's order; of a sum and its layer there is the sum."""
+    layers: AbstractSet[Node]
+    """All layers on int8 weights."""
+    held: AbstractSet[Node]
+    """Values that are levels."""
+    takers: Mapping[Node, Collection[Node]]
+    """Of each held value, the users to which its levels go."""
+    ranges: Mapping[Node, Range]
+    """Ranges of values that are levels or become such; none without batches."""
+
+
+class Levels:
+    """Plans for one program, with one or another set of its layers on int8 weights."""
+
+    def __init__(self, module: GraphModule, effects: Effects, affines: Iterable[Affine]) -> None:
+        """Look at the program; `affines` are all layers that may be on int8 weights."""
+        self._module, self._effects = module, effects
+        self._steadiness = Steadiness(module, effects)
+        operators = [behaviour.operator for behaviour in effects.behaviours]
+        self._names = {
+            node: "" if each is None else each.name for node, each in zip(effects.nodes, operators, strict=True)
+        }
+        self._layers = {each.node: self._layer(each) for each in affines}
+        self._images = {each.node for each in affines if each.kind == "convolution"}
+        self._norms = {node: norm for node in effects.nodes if (norm := self._norm(node)) is not None}
+        self._written = self._written_classes()
+
+    def watched(self) -> list[Node]:
+        """Return all values of which a plan has to know the range, in the program's order."""
+        found = self._links(self._layers, None).values()
+        values = {value for link in found for value in (link.end, link.node, *link.takes)}
+        return sorted(values, key=self._effects.index.__getitem__)
+
+    def is_written(self, node: Node) -> bool:
+        """Whether something beside links writes to a value."""
+        return self._effects.aliases.of(node) in self._written
+
+    def plan(self, layers: Iterable[Node], small: Collection[Node], seen: Seen | None) -> Plan:
+        """Return what becomes of the program.
+
+        Args:
+            layers: those on int8 weights.
+            small: those of them that are left in float unless they take levels or hand them on.
+            seen: what calibration found; None: no value is held.
+        """
+        chosen = set(layers)
+        while True:
+            plan = self._plan(chosen, seen)
+            joined = {link.layer for link in plan.works}
+            left = {
+                node
+                for node in chosen.intersection(small)
+                if node not in joined and plan.held.isdisjoint((*self._layers[node].takes, self._layers[node].end))
+            }
+            left = chosen if chosen <= set(small) else left
+            if not left:
+                return plan
+            chosen = chosen - left
+
+    def _plan(self, layers: AbstractSet[Node], seen: Seen | None) -> Plan:
+        links = {} if seen is None else self._links(layers, seen)
+        inputs = {self._layers[node].takes[0] for node in layers}
+        held = _held([link for link in links.values() if link.kind != "layer"], links, inputs)
+        works = [link for end, link in links.items() if end in held and link.kind != "layer"]
+        joined = {link.layer for link in works}
+        works += [self._layers[node] for node in layers if node not in joined]
+        takers: dict[Node, set[Node]] = {
+            value: {user for user in value.users if _asks_for_sizes(user)} for value in held
+        }
+        alike = _Groups()
+        for link in (*works, *(self._layers[node] for node in joined if node is not None)):
+            for value in link.takes:
+                takers.get(value, set()).add(link.node)
+                if link.kind in ("pool", "move", "join"):
+                    alike.join(link.end, value)
+        return Plan(
+            works=sorted(works, key=lambda link: self._effects.index[link.node]),
+            layers=layers,
+            held=held,
+            takers=takers,
+            ranges={} if seen is None else alike.ranges(seen.ranges),
+        )
+
+    def _links(self, layers: Collection[Node], seen: Seen | None) -> dict[Node, Link]:
+        """Return the links by the values that they give, in the program's order."""
+        found: dict[Node, Link] = {}
+        for node in self._effects.nodes:
+            link = self._layers[node] if node in layers else self._link(node, found, seen)
+            if link is not None and self._is_sound(link, seen):
+                found[link.end] = link
+        return found
+
+    def _is_sound(self, link: Link, seen: Seen | None) -> bool:
+        """Whether the values have ranges, and are no other ones later."""
+        values = (link.end,) if link.kind == "layer" else (link.end, *link.takes)
+        if any(map(self.is_written, values)):
+            return False
+        ranges = [] if seen is None else [seen.ranges.get(each, Range()) for each in values]
+        return all(each.is_finite and each.least < each.most for each in ranges)
+
+    def _layer(self, affine: Affine) -> Link:
+        """Return a layer with the activation behind it."""
+        node, kind = affine.node, "linear" if affine.kind == "linear" else "convolution"
+        inner, activation = self._gated(node), "silu"
+        behind = only_user(node)
+        if behind is not None and (found := activation_of(self._module, behind)) in int8.ACTIVATIONS[kind]:
+            inner, activation = (behind,), str(found)
+        plain = Link(kind="layer", node=node, end=node, takes=(affine.input,))
+        return replace(plain, end=inner[-1], inner=inner, activation=activation) if inner else plain
+
+    def _gated(self, node: Node) -> tuple[Node, ...]:
+        """Return the nodes of `x * sigmoid(x)`, as some programs write SiLU, where nothing else uses x."""
+        for gate in node.users:
+            product = only_user(gate)
+            if (
+                product is not None
+                and node.users.keys() == {gate, product}
+                and self._names[gate] in ("sigmoid", "Sigmoid")
+                and self._names[product] == "mul"
+                and set(product.args) == {node, gate}
+            ):
+                return gate, product
+        return ()
+
+    def _link(self, node: Node, found: Mapping[Node, Link], seen: Seen | None) -> Link | None:
+        name, values = self._names[node], tuple(node.all_input_nodes)
+        norm = self._norms.get(node)
+        if norm is not None:
+            fits = norm.input in found and (seen is None or len(seen.shapes.get(norm.input, ())) == _IMAGES)
+            link = Link(kind="norm", node=node, end=node, takes=(norm.input,), norm=norm)
+            return self._with_relu(link) if fits else None
+        if name in _SUMS:
+            return self._sum(node, found, seen)
+        if name in _JOINS and any(each in found for each in values):
+            return Link(kind="join", node=node, end=node, takes=values)
+        first = node.args[0] if node.args else node.kwargs.get("input")
+        if not isinstance(first, Node) or first not in found:
+            return None
+        if name in _MOVES or self._is_idle(node):
+            typed = any(isinstance(each, torch.dtype) for each in (*node.args, *node.kwargs.values()))
+            return None if typed else Link(kind="move", node=node, end=node, takes=(first,))
+        options = self._pooled(node) if name in _POOLS else None
+        return Link(kind="pool", node=node, end=node, takes=(first,), options=options) if options else None
+
+    def _sum(self, node: Node, found: Mapping[Node, Link], seen: Seen | None) -> Link | None:
+        """Return a sum of what a convolution gives, and nothing else uses, and of other levels of its shape."""
+        given = {"input": None, "other": None} | dict(zip(("input", "other"), node.args, strict=False)) | node.kwargs
+        values = [each for each in (given.pop("input"), given.pop("other")) if isinstance(each, Node)]
+        if len(values) != 2 or len(node.args) > 2 or given not in ({}, {"alpha": 1}):
+            return None
+        shapes = set() if seen is None else {seen.shapes.get(each) for each in (*values, node)}
+        if len(shapes) > 1 or None in shapes or not all(each in found for each in values):
+            return None
+        for first, other in sorted((values, values[::-1]), key=lambda each: -self._effects.index[each[0]]):
+            if (
+                found[first].node in self._images
+                and found[first].end is first is found[first].node
+                and only_user(first)
+            ):
+                return self._with_relu(Link(kind="sum", node=node, end=node, takes=(other,), layer=first))
+        return None
+
+    def _is_idle(self, node: Node) -> bool:
+        """Whether a node is a dropout in eval mode."""
+        if node.op == "call_module":
+            called = submodule(self._module, str(node.target))
+            return type(called) is nn.Dropout and not called.training
+        return (
+            self._names[node] == "dropout" and node.kwargs.get("training") is False and not node.kwargs.get("inplace")
+        )
+
+    def _with_relu(self, link: Link) -> Link:
+        behind = only_user(link.node)
+        if behind is None or activation_of(self._module, behind) != "relu":
+            return link
+        return replace(link, end=behind, inner=(behind,), activation="relu")
+
+    def _pooled(self, node: Node) -> tuple[Any, ...] | None:
+        """Return kernel, stride, padding, dilation and the mode of rounding; None for a pooling of another form."""
+        if node.op == "call_module":
+            called = submodule(self._module, str(node.target))
+            given = {name: getattr(called, name) for name in _POOLED}
+        else:
+            given = dict(zip(("input", *_POOLED), node.args, strict=False)) | dict(node.kwargs)
+            del given["input"]
+        kernel = pair_of(given.get("kernel_size"))
+        stride = kernel if given.get("stride") in (None, [], ()) else pair_of(given["stride"])
+        others = [pair_of(given.get(name, least)) for name, least in (("padding", 0), ("dilation", 1))]
+        ceil_mode = given.get("ceil_mode", False)
+        known = given.keys() <= set(_POOLED) and not given.get("return_indices") and type(ceil_mode) is bool
+        return (kernel, stride, *others, ceil_mode) if known and None not in (kernel, stride, *others) else None
+
+    def _norm(self, node: Node) -> Norm | None:
+        """Return a norm whose weights keep through a forward."""
+        norm = norm_of(self._module, node)
+        if not isinstance(norm, Norm):
+            return None
+        tensors = [each.tensor for each in norm.weights]
+        plain = all(each.dtype is torch.float32 and each.device.type == "cpu" for each in tensors)
+        if not plain or any(map(torch.Tensor.is_inference, tensors)) or not counts_updates(self._module, norm):
+            return None
+        steady = self._steadiness.refusal(norm.node, tensors) is None
+        return norm if steady and all(bool(each.isfinite().all()) for each in tensors) else None
+
+    def _written_classes(self) -> set[int]:
+        """Return the classes of memory that are written, but for what a link writes to the value that it is handed."""
+        own = {node for link in self._layers.values() for node in link.inner}
+        for node in self._effects.nodes:
+            if node in self._norms or self._names[node] in _SUMS:
+                own.update(self._with_relu(Link(kind="sum", node=node, end=node, takes=())).inner)
+            first = node.args[0] if node.args else None
+            if self._names[node] in _SUMS and isinstance(first, Node) and first in self._images:
+                own.update({node}.intersection([only_user(first)]))
+        writes = (
+            does.writes
+            for node, does in zip(self._effects.nodes, self._effects.per_node, strict=True)
+            if node not in own
+        )
+        return {each.alias_class for found in writes for each in found if isinstance(each, Storage)}
+
+
+def _asks_for_sizes(user: Node) -> bool:
+    return asks_only(user) and not (user.target is getattr and user.args[1] == "dtype")
+
+
+def _held(links: Sequence[Link], giving: Collection[Node], inputs: Collection[Node]) -> set[Node]:
+    """Return the values that a layer takes in levels, or a link whose own value is held.
+
+    Args:
+        links: those beside layers, in the program's order.
+        giving: the values that links and layers give.
+        inputs: those that layers take.
+    """
+    held = set(giving).intersection(inputs)
+    for link in reversed(links):
+        if link.end in held:
+            held.update(set(giving).intersection(link.takes))
+    return held
+
+
+def pair_of(value: Any) -> list[int] | None:
+    """Return an argument for two dimensions as two numbers; None if it is of another form."""
+    found = [value, value] if type(value) is int else list(value) if isinstance(value, (tuple, list)) else []
+    found = found * 2 if len(found) == 1 else found
+    return found if len(found) == 2 and all(type(each) is int for each in found) else None
+
+
+class _Groups:
+    """Values that share one range."""
+
+    def __init__(self) -> None:
+        self._parents: dict[Node, Node] = {}
+
+    def join(self, one: Node, other: Node) -> None:
+        """Let two values, and all that share their ranges, share one."""
+        self._parents[self._root(one)] = self._root(other)
+
+    def ranges(self, own: Mapping[Node, Range]) -> dict[Node, Range]:
+        """Return the range of each value: that of all in its group."""
+        joined: dict[Node, Range] = {}
+        for node, each in own.items():
+            root = self._root(node)
+            joined[root] = joined.get(root, Range()).joined(each)
+        return {node: joined[self._root(node)] for node in own}
+
+    def _root(self, node: Node) -> Node:
+        while (parent := self._parents.get(node, node)) is not node:
+            node = parent
+        return node
