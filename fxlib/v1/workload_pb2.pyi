@@ -65,20 +65,22 @@ class Workload(_message.Message):
     def __init__(self, batches: _Optional[_Union[BatchBlobs, _Mapping]] = ..., description: _Optional[_Union[BatchSpec, _Mapping]] = ..., loss: _Optional[_Union[Loss, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., mode: _Optional[_Union[StepMode, str]] = ..., threads: _Optional[int] = ..., trainers: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[ServerSpec, _Mapping]]] = ..., rrefs: _Optional[_Iterable[_Union[RRefSpec, _Mapping]]] = ..., contracts: _Optional[_Mapping[str, _graph_pb2.Contract]] = ..., assume: _Optional[str] = ..., seed: _Optional[int] = ..., accumulation: _Optional[int] = ..., clip_norm: _Optional[float] = ..., loss_scale: _Optional[float] = ..., pipeline: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[LayerRange, _Mapping]]] = ...) -> None: ...
 
 class LayerRange(_message.Message):
-    __slots__ = ("weights", "use", "least", "most", "values", "too_far")
+    __slots__ = ("weights", "use", "least", "most", "values", "too_far", "shape")
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     USE_FIELD_NUMBER: _ClassVar[int]
     LEAST_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     TOO_FAR_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     weights: _containers.RepeatedScalarFieldContainer[str]
     use: int
     least: float
     most: float
     values: int
     too_far: str
-    def __init__(self, weights: _Optional[_Iterable[str]] = ..., use: _Optional[int] = ..., least: _Optional[float] = ..., most: _Optional[float] = ..., values: _Optional[int] = ..., too_far: _Optional[str] = ...) -> None: ...
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, weights: _Optional[_Iterable[str]] = ..., use: _Optional[int] = ..., least: _Optional[float] = ..., most: _Optional[float] = ..., values: _Optional[int] = ..., too_far: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BatchBlobs(_message.Message):
     __slots__ = ("batches",)
