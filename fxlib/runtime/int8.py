@@ -1,6 +1,6 @@
 """Operators on int8 weights: a linear layer and a convolution, and what happens to integers between them.
 
-They are functional operators of torch's own dispatcher (`torch.ops.fxlib`), so that graphs, analyses and fake tensors
+They are operators of torch's own dispatcher (`torch.ops.fxlib`), so that graphs, analyses and fake tensors
 treat them as any other. oneDNN computes them. It wants weights in an order of its own, which depends on the processor:
 weights travel as plain integers, and are packed where a module first runs.
 
@@ -27,7 +27,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fxlib.errors import FxlibError
 
 NAMESPACE: Final = "fxlib"
-"""The operators are `torch.ops.fxlib.quantize` and others beside it; all are functional."""
+"""The operators are `torch.ops.fxlib.quantize` and others beside it; only `int8_conv2d_add_over` writes to what it is
+given."""
 WEIGHT_LIMIT: Final = 64
 """The largest magnitude of an int8 weight: 2 * 255 * 64 is within 16 bits with a sign, and 2 * 255 * 127 is not."""
 LARGEST: Final = 255
@@ -64,7 +65,7 @@ _SCALED: Final = "Tensor x, float scale, int zero_point"
 _SCALE_OUT: Final = "float out_scale, int out_zero_point"
 _RESULT: Final = "float? out_scale, int out_zero_point, str activation"
 _POOLED: Final = "int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode"
-_OTHER: Final = f"Tensor other, float other_scale, int other_zero_point, {_SCALE_OUT}, bool relu"
+_OTHER: Final = f"other, float other_scale, int other_zero_point, {_SCALE_OUT}, bool relu"
 
 
 def is_operator(target: object) -> bool:
@@ -135,16 +136,23 @@ def _conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any)
     return _QCONV(levels.values, *given)
 
 
-def _conv2d_add(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch.Tensor:
+def _conv2d_add(*args: Any) -> torch.Tensor:
     """Return the levels of a convolution and of other levels together, rounded once; arguments as for `_conv2d`."""
+    place = len(args) - 6
+    # oneDNN adds up in place.
+    return _conv2d_add_over(*args[:place], args[place].clone(memory_format=torch.preserve_format), *args[place + 1 :])
+
+
+def _conv2d_add_over(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch.Tensor:
+    """Return the same, and leave anything in what is added."""
     other, other_scale, other_zero_point, out_scale, out_zero_point, relu = others[7:]
     if x.dim() == 3:
-        return _conv2d_add(x[None], scale, zero_point, *others[:7], other[None], *others[8:])[0]
+        return _conv2d_add_over(x[None], scale, zero_point, *others[:7], other[None], *others[8:])[0]
     call = _Call(
         x, (scale, zero_point), others[:3], (*others[3:7], other.shape, other.dtype, other.device, *others[8:])
     )
     if (known := call.known) is not None:
-        return _QCONV_ADD(x, *known[:5], other.clone(memory_format=torch.channels_last), *known[5:])
+        return _QCONV_ADD(x, *known[:5], other.contiguous(memory_format=torch.channels_last), *known[5:])
     layer, window = _Layer(*others[:3]), _Window(*others[3:7])
     layer.check(x, dimensions=4)
     shape = window.shape_of_result(x, layer.weight)
@@ -154,9 +162,9 @@ def _conv2d_add(x: torch.Tensor, scale: float, zero_point: int, *others: Any) ->
     _check_levels(out_scale, out_zero_point)
     _check(x.numel() > 0 or len(x) == 0, "images are not empty")
     levels = _Levels.of(x, scale, zero_point) if x.numel() else None
-    total = other.clone(memory_format=torch.channels_last)  # oneDNN adds up in place
+    total = other.contiguous(memory_format=torch.channels_last)
     if levels is None:
-        return total
+        return total.clone()
     scales, zeros, bias = layer.scales_and_bias
     point = (out_scale, out_zero_point, torch.uint8, other_scale, other_zero_point)
     after: tuple[Any, ...] = ("sum", 1.0, "relu" if relu else "none", [], "")
@@ -486,7 +494,8 @@ for _schema, _computes, _pretends in (
     ("quantize(Tensor x, float scale, int zero_point) -> Tensor", _quantize, _fake_quantize),
     (f"int8_linear({_LAYER}, {_RESULT}) -> Tensor", _linear, _fake_linear),
     (f"int8_conv2d({_LAYER}, {_WINDOW}, {_RESULT}) -> Tensor", _conv2d, _fake_conv2d),
-    (f"int8_conv2d_add({_LAYER}, {_WINDOW}, {_OTHER}) -> Tensor", _conv2d_add, _fake_conv2d_add),
+    (f"int8_conv2d_add({_LAYER}, {_WINDOW}, Tensor {_OTHER}) -> Tensor", _conv2d_add, _fake_conv2d_add),
+    (f"int8_conv2d_add_over({_LAYER}, {_WINDOW}, Tensor(a!) {_OTHER}) -> Tensor", _conv2d_add_over, _fake_conv2d_add),
     (f"int8_max_pool2d(Tensor x, {_POOLED}) -> Tensor", _max_pool2d, _fake_max_pool2d),
     (f"int8_norm({_SCALED}, Tensor weight, Tensor bias, {_SCALE_OUT}) -> Tensor", _norm, _fake_norm),
     (f"dequantize({_SCALED}) -> Tensor", _dequantize, _fake_dequantize),

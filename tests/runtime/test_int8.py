@@ -148,6 +148,9 @@ def test_a_convolution_with_a_sum_is_rounded_once(
     exact = exact + 20.0 * (other.double() - points[1])
     assert_close(found, finished(exact, 30.0, points[2], "relu" if relu else "none"))
     assert torch.equal(other, before)
+    over = OPERATORS.int8_conv2d_add_over(*given_)
+    assert torch.equal(over, found)
+    assert over.data_ptr() != other.data_ptr()
 
 
 @given(

@@ -141,6 +141,10 @@ class Plan:
     """Of each held value, the users to which its levels go."""
     ranges: Mapping[Node, Range]
     """Ranges of values that are levels or become such; none without batches."""
+    steady: AbstractSet[Node]
+    """Values that are the same for all that take them."""
+    overwriting: AbstractSet[Node]
+    """Where sums are done whose other value nothing needs any more."""
 
 
 class Levels:
@@ -201,19 +205,31 @@ class Levels:
         takers: dict[Node, set[Node]] = {
             value: {user for user in value.users if _asks_for_sizes(user)} for value in held
         }
-        alike = _Groups()
+        alike, values = _Groups(), inputs.union(held)
         for link in (*works, *(self._layers[node] for node in joined if node is not None)):
             for value in link.takes:
                 takers.get(value, set()).add(link.node)
                 if link.kind in ("pool", "move", "join"):
                     alike.join(link.end, value)
+                values.add(value)
         return Plan(
             works=sorted(works, key=lambda link: self._effects.index[link.node]),
             layers=layers,
             held=held,
             takers=takers,
             ranges={} if seen is None else alike.ranges(seen.ranges),
+            steady={value for value in values if not self.is_written(value)},
+            overwriting={link.node for link in works if link.kind == "sum" and self._is_last(link, works, takers)},
         )
+
+    def _is_last(self, link: Link, works: Sequence[Link], takers: Mapping[Node, Collection[Node]]) -> bool:
+        """Whether the levels that a sum adds are a tensor of their own, and all else that takes them is done before."""
+        (other,) = link.takes
+        done = {each.layer: each.node for each in works if each.layer is not None}
+        moves = {node for each in works if each.kind == "move" for node in (each.node, each.end)}
+        users = [done.get(user, user) for user in takers[other] if user is not link.node and not _asks_for_sizes(user)]
+        before = all(self._effects.index[user] < self._effects.index[link.node] for user in users)
+        return before and moves.isdisjoint((other, *users))
 
     def _links(self, layers: Collection[Node], seen: Seen | None) -> dict[Node, Link]:
         """Return the links by the values that they give, in the program's order."""

@@ -405,6 +405,8 @@ class Rewriting:
         """
         self._module, self._graph, self._plan, self._at = module, module.graph, plan, dict(at)
         self._layers = {each.node: each for each in layers}
+        self._rounded: dict[Node, Node] = {}
+        """Levels of values that are not held, by the plan's nodes."""
 
     def run(self) -> None:
         """Rewrite the program."""
@@ -437,8 +439,9 @@ class Rewriting:
         layer = self._layers[work.layer]
         given = self._levels_of(layer.input, self._at[work.layer])
         rest = (*self._weights(layer, node), *layer.options, *self._levels_of(work.takes[0], node))
-        relu = work.activation == "relu"
-        return _OPERATORS.int8_conv2d_add.default, (*given, *rest, *self._point(work.end), relu), {}
+        relu, over = work.activation == "relu", work.node in self._plan.overwriting
+        operator = (_OPERATORS.int8_conv2d_add_over if over else _OPERATORS.int8_conv2d_add).default
+        return operator, (*given, *rest, *self._point(work.end), relu), {}
 
     def _norm(self, work: Link, node: Node) -> Call:
         norm = work.norm
@@ -474,10 +477,14 @@ class Rewriting:
     def _levels_of(self, value: Node, user: Node) -> tuple[Node, float, int]:
         """Return the levels of a value, as it is before the node that takes them, and what they stand for."""
         point, levels = self._point(value), self._at[value]
-        if value not in self._plan.held:
+        if value in self._rounded:
+            levels = self._rounded[value]
+        elif value not in self._plan.held:
             with self._graph.inserting_before(user):
                 levels = self._graph.call_function(_OPERATORS.quantize.default, (levels, *point))
             levels.meta.update(place_of(user))
+            if value in self._plan.steady:
+                self._rounded[value] = levels
         return levels, *point
 
     def _weights(self, layer: Layer, node: Node) -> list[Node | None]:
