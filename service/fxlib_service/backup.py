@@ -149,6 +149,9 @@ def make(config: Config, folder: Path) -> Manifest:
     """
     if folder.exists():
         raise FxlibError("it exists", where=str(folder), hint="Name a folder that does not.")
+    if not (is_shared(config) or _sqlite_path(config).exists()):
+        hint = "Is it another folder?"
+        raise FxlibError(f"there is no database {_sqlite_path(config)}", where="--data", hint=hint)
     whole = folder.absolute()
     unfinished = whole.with_name(f"{whole.name}{_UNFINISHED}")
     blobs = blob_store(config, Clock())
@@ -252,8 +255,6 @@ def _snapshot(config: Config, folder: Path) -> Iterator[tuple[Path, sa.Connectio
             yield path, db
         return
     original = _sqlite_path(config)
-    if not original.exists():
-        raise FxlibError(f"there is no database {original}", where="--data", hint="Is it another folder?")
     try:
         # Not read-only: a database whose service was killed has to be put in order first.
         with (

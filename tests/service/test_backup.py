@@ -271,6 +271,7 @@ def test_a_blob_that_the_service_has_lost_is_told_and_keeps_nothing_back(
 def test_a_folder_without_a_service_is_not_backed_up(tmp_path: Path) -> None:
     with pytest.raises(FxlibError, match="there is no database"):
         backup.make(Config(data=tmp_path / "nothing"), tmp_path / "backup")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_command_line_is_told(capsys: pytest.CaptureFixture[str]) -> None:
