@@ -1,6 +1,6 @@
 """fxlib makes distributed training jobs faster without touching the model.
 
-Every public name is imported when it is first used, so that a command or a server that needs no torch does not load it.
+Every public name is imported on first use, so that a command or a server that needs no torch does not load it.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name's home, and keep the name."""
+    """Import a public name from its home, and cache it."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)  # a module of this library: the table above is closed
@@ -158,7 +158,7 @@ class _Package(ModuleType):
     """A package in which `fxlib.capture` stays the function, although a submodule has the same name."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Leave out what the import system does: to bind a submodule over the public name."""
+        """Keep the import system from binding a submodule over a public name."""
         if not (isinstance(value, ModuleType) and name in _HOME_OF):
             super().__setattr__(name, value)
 

@@ -1,11 +1,11 @@
-"""What the environment says: whether fxlib is on, and where its service is; and for which versions of torch it is."""
+"""Settings from the environment: whether fxlib is on, and where its service is; and the supported versions of torch."""
 
 from __future__ import annotations
 
 import os
 
 DISABLE = "FXLIB_DISABLE"
-"""Environment variable: set to anything but "" or "0", it has every launcher train with its original module."""
+"""Environment variable; if it is set to anything but "" or "0", every launcher trains with its original module."""
 
 SERVICE = "FXLIB_SERVICE"
 """Environment variable: "host:port" of the service, for launchers and commands that do not name one."""
@@ -17,10 +17,10 @@ TORCH_VERSIONS = ((2, 13), (2, 14))
 
 
 def service_address() -> str:
-    """Return where the environment says that the service is; by default, on this machine."""
+    """Return the address of the service according to the environment; by default, it is on this machine."""
     return os.environ.get(SERVICE) or DEFAULT_ADDRESS
 
 
 def disabled() -> bool:
-    """Whether the environment says that every module stays the original."""
+    """Return whether the environment says that every module stays the original."""
     return os.environ.get(DISABLE, "") not in ("", "0")

@@ -1,13 +1,13 @@
-"""Every error that fxlib raises on purpose: what was wrong, where, and what to do about it."""
+"""Every error that fxlib raises on purpose: what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
 
 class FxlibError(Exception):
-    """Base of the tree. `where` names the place: a node, a field, or file:line of the user's model."""
+    """Base of the tree. `where` names the location: a node, a field, or file:line of the user's model."""
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
-        """Compose the sentence a person reads: place, problem, way out."""
+        """Compose the sentence that a person reads: location, problem, remedy."""
         text = f"{where}: {message}" if where else message
         super().__init__(f"{text.rstrip('.')}. {hint}" if hint else text)
         self.where = where
@@ -15,13 +15,13 @@ class FxlibError(Exception):
 
 
 def of_system(error: OSError) -> FxlibError:
-    """Return what a failed system call means as a sentence: which file, and what is wrong with it."""
+    """Return the message of a failed system call as a sentence: which file, and what is wrong with it."""
     where = " and ".join(str(each) for each in (error.filename, error.filename2) if each is not None)
     return FxlibError(error.strerror or str(error) or type(error).__name__, where=where)
 
 
 class OptionError(FxlibError):
-    """An option of the service or of a worker is wrong; names the flag, the environment variable or the file's key."""
+    """An option of the service or of a worker is wrong; the message names the flag, the variable or the file's key."""
 
     def __init__(self, message: str, *, option: str, where: str = "", hint: str = "") -> None:
         """Keep the option's name; `where` is its flag, unless the value came from elsewhere."""
@@ -29,20 +29,20 @@ class OptionError(FxlibError):
         self.option, self._message = option, message
 
     def given_by(self, where: str) -> OptionError:
-        """Return the same error about a value that came from there."""
+        """Return the same error about a value that comes from `where`."""
         return OptionError(self._message, option=self.option, where=where, hint=self.hint)
 
 
 class CaptureError(FxlibError):
-    """The model holds something that cannot be recorded faithfully; names the user's file and line."""
+    """The model holds something that cannot be recorded faithfully; the message names the user's file and line."""
 
 
 class ContractError(FxlibError):
-    """A remote function's contract contradicts itself or names something that is not there."""
+    """A remote function's contract contradicts itself or names something that does not exist."""
 
 
 class WireError(FxlibError):
-    """A graph, or a part of it, cannot be encoded, or received bytes are not a valid graph; names node and field."""
+    """A graph, or a part of it, cannot be encoded, or received bytes are not a valid graph; it names node and field."""
 
 
 class LimitError(WireError):
@@ -50,7 +50,7 @@ class LimitError(WireError):
 
 
 class OpaqueError(FxlibError):
-    """Something was called that only the process which captured the graph has; names the class or function."""
+    """Something was called that only the capturing process has; the message names the class or function."""
 
 
 class PassError(FxlibError):
@@ -58,7 +58,7 @@ class PassError(FxlibError):
 
 
 class WorkloadError(FxlibError):
-    """A workload does not describe a step that can run; names the field."""
+    """A workload does not describe a step that can run; the message names the field."""
 
 
 class RemoteError(FxlibError):
@@ -74,7 +74,7 @@ class CredentialError(RemoteError):
 
 
 class RejectedError(RemoteError):
-    """The service refused the request; the message says which field and why. `code` is one of its error catalogue."""
+    """The service refused the request; the message says which field and why. `code` is from its error catalogue."""
 
     def __init__(self, message: str, *, code: str = "", where: str = "", hint: str = "") -> None:
         """Keep the code for programs."""

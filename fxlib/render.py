@@ -1,6 +1,6 @@
-"""Reports and timelines as a person reads them: a self-contained HTML page, or a trace that Perfetto opens.
+"""Reports and timelines for people: a self-contained HTML page, or a trace that Perfetto opens.
 
-The figures come from `fxlib.spec.report`; graphs are drawn by `fxlib.inspection`.
+The figures come from `fxlib.spec.report`; `fxlib.inspection` draws graphs.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ MEANINGS = {
 AHEAD = {
     "nothing_written": "in flight ahead of its step", "by_keys": "ahead by keys", "behind_push": "behind the push",
 }  # fmt: skip
-"""Kinds of calls in flight for a later step, and what they mean."""
+"""Kinds of calls in flight for a later step, and their meaning."""
 WIDTH, MARGIN, ROW, GAP = 1100, 130, 14, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A named row of the picture, several rows high where its spans overlap."""
+    """A named row of the picture, several rows high if its spans overlap."""
 
     name: str
     rows: Sequence[Sequence[Span]]
 
 
 def lanes(timeline: Timeline) -> list[Lane]:
-    """Lay a timeline out: the trainer's thread on one row per depth, then for each server its calls in flight."""
+    """Lay a timeline out: the trainer's thread with one row per depth, then for each server its calls in flight."""
     thread = [span for span in timeline.spans if span.kind != IN_FLIGHT and span.kind not in AHEAD]
     outer = [span for span in thread if span.kind in {"forward", "loss", "backward", "optimizer"}]
     inner = [span for span in thread if span.kind not in {"forward", "loss", "backward", "optimizer"}]
@@ -57,7 +57,7 @@ def lanes(timeline: Timeline) -> list[Lane]:
 
 
 def pack(spans: Sequence[Span]) -> list[list[Span]]:
-    """Put spans on as few rows as have no overlap, each on the first that is free, in O(n log n).
+    """Put spans on as few rows as possible without overlap, each on the first free row, in O(n log n).
 
     Source: interval partitioning by start; Kleinberg and Tardos, "Algorithm Design", 2005, section 4.1.
     """
@@ -76,7 +76,7 @@ def pack(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def timelines_of(report: Report) -> dict[str, Timeline]:
-    """Return what a report knows of a step: as it was, as it is, and as it would be at the bound."""
+    """Return the timelines in a report: the original step, the rewritten one, and the one at the bound."""
     found = {
         "original": report.timeline_original,
         "optimized": report.timeline_optimized,
@@ -86,12 +86,12 @@ def timelines_of(report: Report) -> dict[str, Timeline]:
 
 
 def page(timelines: Mapping[str, Timeline], *, title: str, text: str = "") -> str:
-    """Return an HTML page, in need of nothing else: the timelines one above another on one time axis, then the text."""
+    """Return a self-contained HTML page: the timelines one above another on one time axis, then the text."""
     return _PAGE.format(title=escape(title), figure=figure(timelines), text=escape(text))
 
 
 def figure(timelines: Mapping[str, Timeline]) -> str:
-    """Return the timelines and their legend as an HTML fragment, for a page of one's own."""
+    """Return the timelines and their legend as an HTML fragment, to embed in another page."""
     longest_s = _longest(timelines)
     parts = [_frame(*_legend(timelines))]
     for name, timeline in timelines.items():
@@ -100,7 +100,7 @@ def figure(timelines: Mapping[str, Timeline]) -> str:
 
 
 def svg(timelines: Mapping[str, Timeline]) -> str:
-    """Return the timelines and their legend as one SVG, for places that show a picture and no page."""
+    """Return the timelines and their legend as one SVG, for where a picture is shown without a page."""
     longest_s, (legend, top) = _longest(timelines), _legend(timelines)
     parts = [legend]
     for name, timeline in timelines.items():
@@ -152,7 +152,7 @@ def _frame(body: str, height: float) -> str:
 
 
 def _legend(timelines: Mapping[str, Timeline]) -> tuple[str, float]:
-    """Return the legend, and how high it is: calls ahead of their step have a row where there are any."""
+    """Return the legend and its height; calls ahead of their step have a row of it if there are any."""
     kinds = {span.kind for timeline in timelines.values() for span in timeline.spans}
     rows = [MEANINGS, *([AHEAD] if kinds & AHEAD.keys() else [])]
     marks = (
@@ -165,7 +165,7 @@ def _legend(timelines: Mapping[str, Timeline]) -> tuple[str, float]:
 
 
 def _drawn(timeline: Timeline, longest_s: float) -> tuple[str, float]:
-    """Return a timeline's lanes and its axis, and how high they are."""
+    """Return a timeline's lanes, its axis, and their height."""
     scale = (WIDTH - MARGIN) / longest_s
     parts, top = [], GAP
     for lane in lanes(timeline):
@@ -181,7 +181,7 @@ def _drawn(timeline: Timeline, longest_s: float) -> tuple[str, float]:
 
 
 def _ends(timeline: Timeline, scale: float, top: float) -> Iterator[str]:
-    """Yield a line where each step but the last one ends."""
+    """Yield a line at the end of each step but the last."""
     for place in range(1, timeline.steps):
         x = MARGIN + place * timeline.step_s * scale
         yield f'<line x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{top}" stroke="#444" stroke-dasharray="3 3"/>'
@@ -227,12 +227,12 @@ _TITLES = {"adopt": "fxlib: the rewritten module, measured faster", "keep_origin
 
 
 def report_page(result: Report) -> str:
-    """Return a result as an HTML page that needs nothing else."""
+    """Return a result as a self-contained HTML page."""
     return page(timelines_of(result), title=_TITLES[result.decision], text=str(result))
 
 
 def write_report(result: Report, path: str | os.PathLike[str]) -> None:
-    """Write a result as an HTML page that needs nothing else. The file appears whole, or not at all.
+    """Write a result as a self-contained HTML page, atomically.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""What a job is, as plain data: workload, inputs, servers, contracts, trial options, profile, report.
+"""The data of a job: workload, inputs, servers, contracts, trial options, profile, report.
 
-Nothing here runs a module or speaks to anybody; the messages of the protocol are made of it in `fxlib.protocol`.
+Nothing here runs a module or communicates; `fxlib.protocol` turns this data into the protocol's messages.
 """

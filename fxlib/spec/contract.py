@@ -1,4 +1,4 @@
-"""What a remote function does to the world, as its author or its caller declares it."""
+"""Contracts: the effects of remote functions on their servers, as authors or callers declare them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _names(value: str | Iterable[str]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Exactly:
-    """A number in `Contract.returns` that is always the same; a plain one stands for any number of its kind."""
+    """A number in `Contract.returns` that is always the same; a plain number stands for any number of its type."""
 
     value: int | float
 
@@ -30,34 +30,34 @@ class Exactly:
 class Contract:
     """Effects of one remote function; resources are names scoped to the call's destination.
 
-    No contract at all means: ordered with every other effect. `Contract(pure=True)` touches no state; `reads` and
-    `writes` name the state that is read or written (a write may also read). `commutes`: two such writes may swap and
-    leave the same bits. `part`: the argument that says which part of that state a call touches; gradients of different
-    parts are taken side by side. `gradient`: the remote function that takes this one's gradient. `batchable`: many
-    calls to one server may travel as one, through `fxlib.batch`, which the server then has to have installed.
-    `batched_by`: the remote function that serves many of these calls at once, in place of that: called with a list of
+    A call without a contract stays in order with every other effect. `Contract(pure=True)` touches no state; `reads`
+    and `writes` name the state that is read or written (a write may also read). `commutes`: two such writes may swap
+    and leave the same bits. `part`: the argument that says which part of that state a call touches; gradients of
+    different parts are taken side by side. `gradient`: the remote function that takes this one's gradient. `batchable`:
+    many calls to one server may travel in one message, through `fxlib.batch`, which the server must then have
+    installed. `batched_by`: the remote function that serves many of these calls at once instead: called with a list of
     (args, kwargs), it returns the list of their results. `with_state`: the remote function that reads the same rows by
-    the same arguments, and returns a `fxlib.batch.KnownRows`; `update`: the pure function that returns what a push
-    makes of such rows, with the same bits as the server: it is called with them, and with the arguments of the push.
-    `returns`: the result's structure, a nest of tuples, lists and dicts with `None` for each leaf, so that it can be
+    the same arguments, and returns a `fxlib.batch.KnownRows`; `update`: the pure function that returns such rows as a
+    push would leave them, with the same bits as on the server; it is called with the rows and the arguments of the
+    push. `returns`: the result's structure, nested tuples, lists and dicts with `None` for each leaf, so that it can be
     unpacked while tracing; or, for `torch.export`, a function of the same arguments that makes tensors of the result's
-    shapes and dtypes, in that structure. In either, a flag, a text and `Exactly(3)` stand for this very value: the
-    forward may decide by it, and each run checks it.
+    shapes and dtypes, in that structure. In both, a flag, a string and `Exactly(3)` stand for exactly this value: the
+    forward may branch on it, and each run checks it.
     """
 
     pure: bool = False
     reads: frozenset[str] = frozenset()
-    """Given as one name, or as names in any collection."""
+    """State that the function reads, given as one name or as a collection of names."""
     writes: frozenset[str] = frozenset()
-    """Given like `reads`."""
+    """State that the function writes, given like `reads`."""
     commutes: bool = False
     part: str | None = None
     part_at: int | None = None
-    """Place of the argument `part` among those that are given by their place, which `remote` finds; `None`: unknown, or
-    it is given by its name alone."""
+    """Position of the argument `part` among the positional arguments, which `remote` finds; `None` if it is unknown or
+    the argument is keyword-only."""
     keys: str | None = None
     keys_at: int | None = None
-    """Place of the argument `keys`, as `part_at`."""
+    """Position of the argument `keys`, like `part_at`."""
     concurrent: bool = False
     gradient: str | None = None
     batchable: bool = False
@@ -65,14 +65,14 @@ class Contract:
     with_state: str | None = None
     update: str | None = None
     returns: object = None
-    """Structure of the result, or a function that makes tensors like those in it, of the arguments of a call; `None`:
-    a single leaf or unknown."""
+    """Structure of the result, or a function that makes tensors like the result's from the arguments of a call; `None`
+    if the result is a single leaf or unknown."""
 
     def __post_init__(self) -> None:
-        """Take names as they come, and refuse contradictions.
+        """Normalize names, and reject contradictions.
 
         Raises:
-            ContractError: the contract is pure and yet touches state, or commutes without writing, or a name is none.
+            ContractError: the contract is pure and yet touches state, commutes without writing, or has an invalid name.
         """
         object.__setattr__(self, "reads", _names(self.reads))
         object.__setattr__(self, "writes", _names(self.writes))
@@ -81,16 +81,16 @@ class Contract:
                 "a pure remote function reads and writes nothing", hint="Drop pure=, or reads= and writes=."
             )
         if self.commutes and not self.writes:
-            raise ContractError("commutes= speaks of writes, and none are declared", hint="Name them with writes=.")
+            raise ContractError("commutes= applies to writes, and none are declared", hint="Name them with writes=.")
         for option, argument, place in (("part", self.part, self.part_at), ("keys", self.keys, self.keys_at)):
             if argument is not None and not argument.isidentifier():
-                raise ContractError(f"{option}= names an argument, and {argument!r} is no name")
+                raise ContractError(f"{option}= names an argument, and {argument!r} is not a name")
             if place is not None and (argument is None or place < 0):
                 raise ContractError(f"{option}_at={place} is no place of an argument that {option}= names")
         self._check_keys()
         if self.gradient is not None and self.structure is not None:
             raise ContractError(
-                "gradient= speaks of one tensor, and returns= declares several",
+                "gradient= applies to one tensor, and returns= declares several",
                 hint="Return one tensor, or drop gradient= and push by hand.",
             )
         for name in (self.gradient, self.batched_by, self.with_state, self.update):
@@ -101,17 +101,21 @@ class Contract:
 
     def _check_keys(self) -> None:
         if self.keys is not None and not (self.reads or self.writes):
-            raise ContractError("keys= speaks of rows of a state, and none is declared", hint="Name it with reads=.")
+            raise ContractError("keys= applies to rows of a state, and none is declared", hint="Name it with reads=.")
         if self.concurrent and (self.keys is None or not self.is_read):
-            raise ContractError("concurrent= speaks of reads by keys", hint="Name these with keys=, and write nothing.")
+            raise ContractError(
+                "concurrent= applies to reads by keys", hint="Name these with keys=, and write nothing."
+            )
         if self.with_state is not None and (self.keys is None or not self.is_read):
-            raise ContractError("with_state= speaks of reads by keys", hint="Name these with keys=, and write nothing.")
+            raise ContractError(
+                "with_state= applies to reads by keys", hint="Name these with keys=, and write nothing."
+            )
         if self.update is not None and (self.keys is None or not self.writes):
-            raise ContractError("update= speaks of writes by keys", hint="Name these with keys=.")
+            raise ContractError("update= applies to writes by keys", hint="Name these with keys=.")
 
     @property
     def structure(self) -> object:
-        """The structure of the result, where `returns` declares it as a nest; `None`: a single leaf or unknown."""
+        """The structure of the result if `returns` declares it as nested containers; None for a leaf or if unknown."""
         return None if callable(self.returns) else self.returns
 
     @property
@@ -120,11 +124,11 @@ class Contract:
         return self.pure or (bool(self.reads) and not self.writes)
 
     def part_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str | int | None:
-        """Return what a call says of the part of the state that it touches; None: it may touch all of it.
+        """Return the argument that says which part of the state a call touches; None if it may touch all of it.
 
         Args:
-            args: of the call.
-            kwargs: of the call.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
         """
         if self.part is None or "*" in self.reads | self.writes:
             return None
@@ -132,11 +136,11 @@ class Contract:
         return given if isinstance(given, str | int) else None
 
     def keys_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-        """Return the keys of a call; None where it has none, or nobody can tell.
+        """Return the keys of a call; None if it has none or they cannot be determined.
 
         Args:
-            args: of the call.
-            kwargs: of the call.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
         """
         return None if self.keys is None else _argument(self.keys, self.keys_at, args, kwargs)
 
@@ -149,7 +153,7 @@ PURE = Contract(pure=True)
 
 
 def union(contracts: Iterable[Contract]) -> Contract:
-    """Return what several calls do, taken together."""
+    """Return the combined contract of several calls."""
     found = list(contracts)
     reads = frozenset(name for each in found for name in each.reads)
     writes = frozenset(name for each in found for name in each.writes)
@@ -178,7 +182,7 @@ def remote(
     ... def lookup(table, indices): ...
 
     Raises:
-        ContractError: the declaration contradicts itself, or what it says of the function's arguments.
+        ContractError: the declaration contradicts itself or the function's signature.
     """
     contract = Contract(
         pure=pure,
@@ -207,7 +211,7 @@ def remote(
 
 
 def _place(function: Callable[..., object], option: str, name: str | None) -> int | None:
-    """Return the place of an argument among those that may be given by their place; None where it is not among them."""
+    """Return the position of an argument among the positional ones; None if it is keyword-only."""
     parameters = list(inspect.signature(function).parameters.values()) if name is not None else []
     if name is None or any(each.name == name and each.kind is each.KEYWORD_ONLY for each in parameters):
         return None
@@ -217,7 +221,7 @@ def _place(function: Callable[..., object], option: str, name: str | None) -> in
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
     where = f"{function.__module__}:{function.__qualname__}"
-    raise ContractError(f"{option}={name!r} names none of the function's arguments", where=where)
+    raise ContractError(f"{option}={name!r} does not name an argument of the function", where=where)
 
 
 def declared(name: str) -> Callable[..., object] | None:
@@ -230,7 +234,7 @@ def contract_of(function: object) -> Contract | None:
     found = getattr(function, _ATTRIBUTE, None)
     if not isinstance(found, Contract):
         return None
-    if (found.part_at or found.keys_at) and inspect.ismethod(function):  # no call gives its first argument
+    if (found.part_at or found.keys_at) and inspect.ismethod(function):  # callers do not pass the first argument
         return replace(found, part_at=_before(found.part_at), keys_at=_before(found.keys_at))
     return found
 

@@ -1,13 +1,13 @@
-"""The inputs of a step: real batches, or a description that holds none of their values.
+"""The inputs of a step: real batches, or a description without any of their values.
 
-An input is a tensor, a number, a flag, a string or None, or a nest of these: tuples, lists, dicts, named tuples,
-dataclasses, and containers of classes that torch's pytree knows, at any depth.
+An input is a tensor, a number, a flag, a string or None, or any nesting of these in tuples, lists, dicts, named tuples,
+dataclasses, and containers of classes that torch's pytree knows.
 
-Keys come again in batches, and unevenly; made-up batches do so, too. Of an integer tensor, each place in the last
-dimension is a column of keys of its own, such as those of one table. The share of a column's keys that are among those
-of the batch before decides how many rows a push changes of what was read ahead. How unevenly keys are named is told by
-one exponent, of a bounded Pareto distribution (Zipf's law, on a continuum) over the range of the tensor: that under
-which two keys of a column are as often the same as they were seen to be.
+Keys repeat from batch to batch, some more often than others, and generated batches imitate this. Each position in the
+last dimension of an integer tensor is a column of keys of its own, such as the keys of one table. The share of a
+column's keys that also occur in the batch before decides how many of the rows read ahead a push changes. One exponent
+describes how unevenly keys occur: that of a bounded Pareto distribution (Zipf's law, on a continuum) over the range of
+the tensor, chosen such that two keys of a column coincide as often as was observed.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from fxlib.errors import WorkloadError
 from fxlib.utils import pytree
 
 _MAX_SKEW = 8.0
-"""The largest exponent: all but a few in a thousand keys are the first then."""
+"""Largest exponent; with it, all but a few in a thousand draws give the first key."""
 _LEAST_SKEW = 0.05
 _HEAD = 1 << 12
-"""Number of keys whose probabilities are added up singly."""
+"""Number of leading keys whose probabilities are added up one by one."""
 _TRIES = 16
-"""Number of times that a key is drawn anew that comes again, or does not, against what is wanted."""
+"""Maximum number of times that a key is drawn again because it repeats, or does not, against the wanted share."""
 _SMALL = 1e-6
 """Distance from 1 below which an exponent counts as 1."""
 Range = tuple[float, float]
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Size)
 
 MAX_VALUES = 1 << 16
-"""Containers and leaves of the inputs of one batch."""
+"""Maximum number of containers and leaves in the inputs of one batch."""
 
 MAX_COUNT = 4096
-"""Different batches that a description may ask for."""
+"""Maximum number of different batches in a description."""
 
 MAX_ELEMENTS = 1 << 36
-"""Of all tensors of all batches that a description asks for."""
+"""Maximum number of elements in all tensors of all batches of a description."""
 
 
 def repeats_in(tensors: Sequence[torch.Tensor]) -> float | None:
-    """Return the share of keys that are among those of the tensor before; None where there are too few tensors."""
+    """Return the share of keys that also occur in the tensor before; None if there are too few tensors."""
     columns = [_columns(each) for each in tensors]
     shares = [
         float(_is_among(following, before).double().mean())
@@ -57,7 +57,7 @@ def repeats_in(tensors: Sequence[torch.Tensor]) -> float | None:
 
 
 def skew_of(tensors: Sequence[torch.Tensor], size: int) -> float:
-    """Return the exponent of the distribution of keys, of which there are `size`; 0 where it is uniform."""
+    """Return the exponent of the distribution of keys out of `size`; 0 if it is uniform."""
     same = pairs = 0
     for tensor in tensors:
         columns = _columns(tensor)
@@ -86,14 +86,14 @@ def draw_keys(
     """Draw keys from [0, size).
 
     Args:
-        shape: their shape.
-        size: the number of keys that there are.
+        shape: the shape of the result.
+        size: the number of keys to draw from.
         skew: see `skew_of`.
         repeats: see `repeats_in`.
-        before: the keys of the batch before; None of the first.
-        count: number of batches that come in turn. The first repeats the last by chance alone: the others make up
-            for it.
-        generator: draws.
+        before: the keys of the batch before; None for the first batch.
+        count: the number of batches, which are used in rotation. The first repeats the last only by chance, so the
+            others compensate.
+        generator: the random generator to draw from.
     """
     keys = _columns(_drawn(shape, size, skew, generator))
     if repeats is None or before is None or not keys.numel():
@@ -117,13 +117,13 @@ def _columns(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_among(keys: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Whether each key is among those of the same column."""
+    """Return whether each key occurs among the others of the same column."""
     own, before = _apart(torch.cat([keys, others])).split([len(keys), len(others)])
     return torch.isin(own, before)
 
 
 def _apart(columns: torch.Tensor) -> torch.Tensor:
-    """Return numbers that are the same where the keys of one column are."""
+    """Return numbers that are equal exactly for equal keys of one column."""
     number = columns.unique(return_inverse=True)[1].reshape(columns.shape)
     return number * columns.shape[1] + torch.arange(columns.shape[1])
 
@@ -139,7 +139,7 @@ def _drawn(shape: tuple[int, ...], size: int, skew: float, generator: torch.Gene
 
 
 def _collision(skew: float, size: int) -> float:
-    """Return how likely two keys are the same: one by one for the first, as an integral for the others."""
+    """Return the probability that two keys are equal: a sum over the first keys, an integral over the others."""
     head = min(size, _HEAD)
     whole = _integral(skew, 1.0, size + 1.0)
     singly = sum((_integral(skew, key, key + 1.0) / whole) ** 2 for key in range(1, head + 1))
@@ -156,13 +156,13 @@ def _integral(skew: float, low: float, high: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
-    """Description of one tensor of a batch.
+    """Describes one tensor of a batch.
 
-    Floats are drawn from N(0, 1), or uniformly from [low, high) when bounds are given; integers from [low, high), with
-    as many that come again, and as unevenly, as the docstring of this module says.
+    Floats are drawn from N(0, 1), or uniformly from [low, high) if bounds are given; integers are drawn from [low,
+    high), with the repetition and unevenness that the docstring of this module describes.
 
     Raises:
-        WorkloadError: a size is negative, only one bound is given, the range is empty, or a figure is out of its range.
+        WorkloadError: a size is negative, only one bound is given, the range is empty, or a figure is out of range.
     """
 
     shape: tuple[int, ...]
@@ -170,9 +170,9 @@ class Tensors:
     low: float | None = None
     high: float | None = None
     repeats: float | None = None
-    """Share of integers that are among those of the batch before, in the same column; None: it is left to chance."""
+    """Share of integers that also occur in the same column of the batch before; None leaves it to chance."""
     skew: float = 0.0
-    """Exponent of the distribution of integers; 0: it is uniform."""
+    """Exponent of the distribution of integers; 0 means uniform."""
 
     def __post_init__(self) -> None:
         """Check sizes and bounds."""
@@ -183,14 +183,14 @@ class Tensors:
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise WorkloadError(f"[{self.low}, {self.high}) is empty", where="Tensors.high", hint="high is exclusive.")
         if self.repeats is not None and not 0 <= self.repeats <= 1:
-            raise WorkloadError(f"{self.repeats} is no share", where="Tensors.repeats")
+            raise WorkloadError(f"{self.repeats} is not a share", where="Tensors.repeats")
         if not 0 <= self.skew <= _MAX_SKEW:
             raise WorkloadError(f"{self.skew} is not in 0 to {_MAX_SKEW:g}", where="Tensors.skew")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch: positional inputs and keyword inputs of the forward, nests of tensors, and the loss's target."""
+    """One batch: positional and keyword inputs of the forward, nested as they are, and the loss's target."""
 
     inputs: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class Batch:
 
     @property
     def named(self) -> dict[str, torch.Tensor]:
-        """All tensors, by the names of `leaves`: their names in errors and on the wire."""
+        """All tensors under the names from `leaves`, which errors and the wire use, too."""
         return {name: value for name, value in self.leaves.items() if isinstance(value, torch.Tensor)}
 
     @property
@@ -214,9 +214,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """Batches described by shape, dtype and index range; `count` different ones are drawn from the workload's seed.
+    """Describes batches by shape, dtype and index range; `count` different ones are drawn from the workload's seed.
 
-    Inputs are nests as of a `Batch`, with `Tensors` for each tensor. What is no tensor is the same in all batches.
+    Inputs are nested as in a `Batch`, with `Tensors` in place of each tensor. Other leaves are the same in all batches.
     """
 
     inputs: tuple[Any, ...] = ()
@@ -228,7 +228,7 @@ class BatchSpec:
         """Check that there is something to draw.
 
         Raises:
-            WorkloadError: there is no batch, or too much of it.
+            WorkloadError: there is no batch, or the batches are too large.
         """
         if not 1 <= self.count <= MAX_COUNT:
             raise WorkloadError(f"{self.count} is not in 1 to {MAX_COUNT}", where="BatchSpec.count")
@@ -251,7 +251,7 @@ def normalize(batches: object, targets: Sequence[torch.Tensor] | None) -> tuple[
     """
     if not isinstance(batches, Sequence) or not batches:
         raise WorkloadError(
-            "a sequence of batches is wanted", where="Workload.batches", hint="Pass [batch, ...], at least one."
+            "a sequence of batches is required", where="Workload.batches", hint="Pass [batch, ...], at least one."
         )
     if targets is not None and len(targets) != len(batches):
         raise WorkloadError(f"{len(targets)} targets for {len(batches)} batches", where="Workload.targets")
@@ -264,12 +264,12 @@ def normalize(batches: object, targets: Sequence[torch.Tensor] | None) -> tuple[
 
 
 def describe(batches: Sequence[Batch], *, count: int, ranges: Mapping[str, Range]) -> BatchSpec:
-    """Describe batches by the first one's shapes and dtypes, and the range of each integer tensor over all of them.
+    """Describe batches by the shapes and dtypes of the first, and each integer tensor's range over all of them.
 
     Args:
-        batches: of one structure.
+        batches: batches of one structure.
         count: how many batches a trial draws.
-        ranges: [low, high) by name (`input.0`, `kwarg.NAME`, `target`), for tensors whose own range is not to be told.
+        ranges: [low, high) by name (`input.0`, `kwarg.NAME`, `target`), for tensors whose own range stays private.
 
     Raises:
         WorkloadError: a range names no tensor, or an integer tensor is empty and has no range.
@@ -284,7 +284,7 @@ def describe(batches: Sequence[Batch], *, count: int, ranges: Mapping[str, Range
         others = [each[name] for each in leaves]
         if not isinstance(value, torch.Tensor) and any(repr(other) != repr(value) for other in others):
             raise WorkloadError(
-                "is no tensor, and differs between batches, which a description cannot tell",
+                "is not a tensor and differs between batches, which a description cannot express",
                 where=name,
                 hint="Pass real batches, or batches in which it is the same.",
             )
@@ -315,10 +315,10 @@ def with_ranges_of(spec: BatchSpec, batches: Sequence[Batch]) -> BatchSpec:
 
 
 def draw(spec: BatchSpec, seed: int) -> tuple[Batch, ...]:
-    """Draw described batches from a seed: the same ones in every process.
+    """Draw described batches from a seed; they are the same in every process.
 
     Raises:
-        WorkloadError: a description leaves open what to draw.
+        WorkloadError: a description does not determine what to draw.
     """
     generator = torch.Generator().manual_seed(seed)
     drawn: list[Batch] = []
@@ -337,14 +337,14 @@ def _as_batch(batch: object, where: str) -> Batch:
     if isinstance(batch, (tuple, list)):
         return _plain(Batch(inputs=tuple(batch)), where)
     raise WorkloadError(
-        f"{type(batch).__name__} is no batch",
+        f"{type(batch).__name__} is not a batch",
         where=where,
         hint="Pass a tensor, a tuple or a dict of inputs, or an fxlib.Batch.",
     )
 
 
 def _plain(batch: Batch, where: str) -> Batch:
-    """Return the batch with numbers of NumPy's and of enums as Python's own."""
+    """Return the batch with numbers from NumPy and enums converted to Python's own."""
     try:
         _check_count(batch, where)
         if all(pytree.python_number(leaf) is None for leaf in batch.leaves.values()):
@@ -361,7 +361,7 @@ def _plain(batch: Batch, where: str) -> Batch:
 
 
 def _check_count(batch: Batch | BatchSpec, where: str) -> None:
-    """Refuse what no batch can send, before all of it is walked."""
+    """Reject a batch that is too large to be sent, before walking all of it."""
     if pytree.has_more_leaves_than((batch.inputs, dict(batch.kwargs)), MAX_VALUES):
         problem = f"its inputs hold more than {MAX_VALUES:,} values"
         raise WorkloadError(problem, where=where, hint="Make tensors of long lists.")
@@ -389,7 +389,7 @@ def _check(batch: Batch, first: Batch, where: str) -> None:
                 raise WorkloadError(
                     f"an input of type {type(value).__name__} cannot be sent",
                     where=f"{where} {name}",
-                    hint="Inputs are tensors, numbers, flags, strings, None, and nests of them.",
+                    hint="Inputs are tensors, numbers, flags, strings, None, and nested containers of them.",
                 )
             continue
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
@@ -462,6 +462,6 @@ def _drawable(dtype: torch.dtype) -> torch.dtype:
 
 
 def samples_in(batch: Batch) -> int:
-    """Return the size of the first dimension of the first tensor among the inputs that has one; 1 if none has."""
+    """Return the size of the first dimension of the first input tensor that has one; 1 if none has."""
     tensors = (tensor for name, tensor in batch.named.items() if name != "target")
     return next((tensor.shape[0] for tensor in tensors if tensor.dim()), 1)

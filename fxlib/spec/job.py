@@ -1,4 +1,4 @@
-"""A job of the service, as its client sees it, and how its trial measures and decides."""
+"""A job of the service as its client sees it, and the options of its trial."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TERMINAL: frozenset[State] = frozenset(("succeeded", "failed", "cancelled"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """Bytes by their address: SHA-256 in lower-case hex, and size in bytes."""
+    """The address of some bytes: their SHA-256 in lower-case hex, and their size in bytes."""
 
     sha256: str
     size: int
@@ -24,7 +24,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a job ended without an answer: a code of the service's catalogue, and a sentence."""
+    """Why a job ended without an answer: a code from the service's catalogue, and a sentence."""
 
     code: str
     message: str
@@ -32,7 +32,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of a job's history. `progress` of the phase is 0 to 1, or None when unknown."""
+    """One line of a job's history. `progress` within the phase is 0 to 1, or None if it is unknown."""
 
     sequence: int
     at: datetime
@@ -44,11 +44,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job's state. `report` and `graph` (the rewritten one, when there is one) are set when it succeeded.
+    """The state of a job. `report` and `graph` (the rewritten graph, if there is one) are set once it has succeeded.
 
-    `where` has the labels that a worker must have to measure it. `waits_for` says of a queued job why no worker could.
-    `variant_graphs` are those of the workload's variants, by name. `asked_by` and `measured_by` are the names that the
-    service's policy has for whoever asked, and for the worker that measured.
+    `where` holds the labels that a worker must have to measure the job. `waits_for` says why no worker could take a
+    queued job. `variant_graphs` holds the graphs of the workload's variants, by name. `asked_by` and `measured_by` are
+    the names that the service's policy gives to whoever submitted the job and to the worker that measured it.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Job:
     asked_by: str = ""
     measured_by: str = ""
     live: LiveFigures | None = None
-    """What the launcher last told of its own steps; None if it never told."""
+    """The figures that the launcher last reported from its own steps; None if it never reported any."""
 
     @property
     def done(self) -> bool:
@@ -84,7 +84,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs a listing has: those that match every field that is not empty, and have all of `labels`."""
+    """Selects the jobs of a listing: those that match every non-empty field and have all of `labels`."""
 
     namespace: str = ""
     name: str = ""
@@ -95,7 +95,7 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
-    """One page of a listing, and what to ask for the page after it with; "" if there is none."""
+    """One page of a listing, and the token that requests the next page; "" if there is none."""
 
     jobs: Sequence[Job]
     following: str
@@ -110,12 +110,12 @@ class TrialOptions:
         confidence: level of the interval whose lower end is compared with `min_gain`.
         budget_s: wall-clock budget of sameness and QPS measurement together, in seconds.
         sameness_steps: steps whose results are compared bit for bit.
-        step_timeout_s: the longest that one step may take, in seconds; a longer one counts as hung.
-        max_relative_error: how far the results of passes that do not promise the same bits may be from the original's;
-            see `fxlib.utils.compare.relative_error`.
+        step_timeout_s: the longest that one step may take, in seconds; a step that takes longer counts as hung.
+        max_relative_error: the largest relative error allowed for the results of passes that do not promise the same
+            bits; see `fxlib.utils.compare.relative_error`.
 
     Raises:
-        WorkloadError: a figure is out of its range.
+        WorkloadError: a figure is out of range.
     """
 
     min_gain: float = 0.02

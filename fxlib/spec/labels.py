@@ -1,4 +1,4 @@
-"""Labels, `KEY=VALUE`: jobs are found by theirs, and a job may ask for a worker that has some."""
+"""Labels, `KEY=VALUE`: a listing can select jobs by label, and a job can require labels of its worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 MOST: Final = 32
-"""The most labels that a job or a worker may have, and that a job may ask for."""
+"""Maximum number of labels that a job or a worker may have, and that a job may require."""
 
 _KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _VALUE_LENGTH: Final = 256
@@ -17,7 +17,7 @@ def read_label(text: str) -> tuple[str, str]:
     """Read KEY=VALUE.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a label.
     """
     key, equals, value = text.partition("=")
     if not (key and equals):
@@ -26,14 +26,14 @@ def read_label(text: str) -> tuple[str, str]:
 
 
 def show_labels(labels: Mapping[str, str]) -> str:
-    """Write labels on one line, sorted by key."""
+    """Format labels on one line, sorted by key."""
     return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def problems_of(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with labels: the key at fault, cut to a length that can be shown, and a sentence's end.
+    """Yield each problem with labels: the key at fault, truncated for display, and the rest of a sentence.
 
-    The key is empty where they are too many; then only the first ones are looked at.
+    The key is empty if there are too many labels; only the first ones are then checked.
     """
     if len(labels) > MOST:
         yield "", f"must be at most {MOST}"
@@ -45,5 +45,5 @@ def problems_of(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def may_run(where: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether a job that asks for a worker with all labels of `where` may run on one with these labels."""
+    """Return whether a job that requires the labels `where` may run on a worker with these labels."""
     return where.items() <= labels.items()

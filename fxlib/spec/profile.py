@@ -1,8 +1,8 @@
-"""What a few measured steps say of a program: its calls, its servers, its local work. Data alone, and no weights.
+"""A program's profile: its calls, servers and local work in a few measured steps. It holds data, but no weights.
 
 All times are in seconds. A profile is what the cost model predicts from (`fxlib.analysis.cost.costs`) and what replay
-servers answer from; `fxlib.profile` makes one, and `.fxp` files hold one. Every figure is finite and not negative: what
-plans by them could make nothing of others. Where one is not, its part raises a `WorkloadError` when it is made.
+servers answer from; `fxlib.profile` makes one, and `.fxp` files hold one. Every figure is finite and not negative, as
+planning requires; a part with another figure raises a `WorkloadError` when it is constructed.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ import torch
 from fxlib.errors import WorkloadError
 
 MIN_BYTES_PER_S = 1.0
-"""A slower link would make times of which there is no sum."""
+"""Lowest rate of a link, in bytes per second; with a slower one, sums of times would overflow."""
 
 Result: TypeAlias = "TensorShape | Opaque | tuple[Result, ...] | list[Result] | dict[str, Result]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Repeated measurements: their least, evenly spaced quantiles, and their greatest, in ascending order."""
+    """Repeated measurements: minimum, evenly spaced quantiles and maximum, in ascending order."""
 
     quantiles: tuple[float, ...]
     count: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what no measurements leave."""
+        """Reject values that no measurements can give."""
         _check("Spread.quantiles", self.quantiles)
         if not self.quantiles or any(map(operator.gt, self.quantiles, self.quantiles[1:])):
             raise WorkloadError("must be at least one, in ascending order", where="Spread.quantiles")
 
     @classmethod
     def of(cls, samples: Sequence[float], points: int = 11) -> Spread:
-        """Sum up measurements, at least one, in so many quantiles."""
+        """Summarize measurements, at least one, by the given number of quantiles."""
         ordered = sorted(samples)
         last = len(ordered) - 1
         return cls(
@@ -48,12 +48,12 @@ class Spread:
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median."""
         return self.quantiles[len(self.quantiles) // 2]
 
     @property
     def least(self) -> float:
-        """The first one."""
+        """The minimum."""
         return self.quantiles[0]
 
 
@@ -68,104 +68,106 @@ class TensorShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opaque:
-    """A leaf of a remote result that is no tensor: a number, text or None as it was, by value."""
+    """A leaf of a remote result that is not a tensor: a number, string or None, by value."""
 
     value: int | float | bool | str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """The call that sends the gradient of a result home, and when in backward that gradient is there."""
+    """The call that sends the gradient of a result to its server, and when in backward that gradient is ready."""
 
     function: str
     request_bytes: int
     issue_s: float
-    """On the trainer's thread."""
+    """Seconds that issuing the call takes on the trainer's thread."""
     service_s: Spread
-    """From the end of the issue to the arrival of the answer, nothing else in flight."""
+    """Seconds from the end of the issue to the arrival of the answer, with nothing else in flight."""
     ready_s: float
-    """From the start of backward to the arrival of the gradient."""
+    """Seconds from the start of backward to the arrival of the gradient."""
 
     def __post_init__(self) -> None:
-        """Refuse what no clock and no size says."""
+        """Reject times and sizes that cannot be."""
         _check(f"Push({self.function!r})", (self.request_bytes, self.issue_s, self.ready_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallProfile:
-    """One remote call of the graph, measured alone: nothing else in flight."""
+    """One remote call of the graph, measured alone, with nothing else in flight."""
 
     call: str
-    """Its name as captured: `meta["call"]`, else the node's name."""
+    """The call's name as captured: `meta["call"]`, or else the node's name."""
     function: str
     to: str
-    """The worker that it reached."""
+    """Name of the worker that the call reached."""
     request_bytes: int
     response_bytes: int
     returns: Result
     issue_s: float
-    """The time of the trainer's thread that issuing takes."""
+    """Seconds that issuing the call takes on the trainer's thread."""
     wait_s: float
-    """The time of the trainer's thread that a wait takes when the answer is already there."""
+    """Seconds that a wait takes on the trainer's thread if the answer is already there."""
     service_s: Spread
-    """The time from the end of the issue to the arrival of the answer: transfer, queue and work on the server."""
+    """Seconds from the end of the issue to the arrival of the answer: transfer, queue and work on the server."""
     wake_s: float = 0.0
-    """The time that a wait that blocks adds, until the thread runs again, as fast as before it stood still."""
+    """Seconds that a blocking wait adds until the thread runs again at its former speed."""
     push: Push | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no clock and no size says."""
+        """Reject times and sizes that cannot be."""
         sizes = self.request_bytes, self.response_bytes
         _check(f"CallProfile({self.call!r})", (*sizes, self.issue_s, self.wait_s, self.wake_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerProfile:
-    """One destination."""
+    """The measured figures of one destination."""
 
     name: str
     round_trip_s: float
-    """The time of a call that does nothing."""
+    """Seconds of a call that does nothing."""
     concurrency: int
-    """The number of calls that it works on at once."""
+    """Number of calls that the server works on at once."""
     bytes_per_s: float
-    """The rate of large transfers, one way."""
+    """Rate of large transfers in one direction, in bytes per second."""
     per_item_s: float | None = None
-    """The time that each further call in a batch adds to the batch's service time, besides the transfer of its bytes;
-    None if it was not tried."""
+    """Seconds that each further call in a batch adds to the batch's service time, without the transfer of its bytes;
+    None if it was not measured."""
     per_call_s: float | None = None
-    """The time that each further call in flight adds that travels by itself, without its server's own work and the
-    transfer of its bytes: the work of the RPC layer, which the calls of one trainer share whatever their servers.
-    None if it was not tried."""
+    """Seconds that each further call in flight adds if it travels in a message of its own, without the server's work
+    and the transfer of its bytes. This is the work of the RPC layer, which the calls of one trainer share across
+    servers. None if it was not measured."""
     per_turn_s: float | None = None
-    """The same as `per_item_s` for a batch that works its calls off one after another, in their declared batched form
-    where they have one."""
+    """Seconds as in `per_item_s`, for a batch whose calls run one after another, in their declared batched form if they
+    have one."""
 
     def __post_init__(self) -> None:
-        """Refuse what no clock says, and a server that never answers."""
+        """Reject times that cannot be, and a server that never answers."""
         where = f"ServerProfile({self.name!r})"
         further = (each for each in (self.per_item_s, self.per_call_s, self.per_turn_s) if each is not None)
         _check(where, (self.round_trip_s, self.bytes_per_s, *further))
         if self.concurrency < 1 or self.bytes_per_s < MIN_BYTES_PER_S:
-            raise WorkloadError("it works on at least one call, and carries at least a byte a second", where=where)
+            raise WorkloadError(
+                "it must work on at least one call and transfer at least a byte per second", where=where
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProfile:
-    """Local work of one node of the forward."""
+    """The local work of one node of the forward."""
 
     node: str
     seconds: float
     output_bytes: int
 
     def __post_init__(self) -> None:
-        """Refuse what no clock and no size says."""
+        """Reject times and sizes that cannot be."""
         _check(f"NodeProfile({self.node!r})", (self.seconds, self.output_bytes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A program, measured."""
+    """The profile of a program."""
 
     calls: tuple[CallProfile, ...] = ()
     nodes: tuple[NodeProfile, ...] = ()
@@ -173,24 +175,25 @@ class Profile:
     loss_s: float = 0.0
     backward_s: float = 0.0
     rest_s: float = 0.0
-    """The time of a step besides forward, loss, backward and pushes: the optimizer's above all."""
+    """Seconds of a step outside forward, loss, backward and pushes, mostly the optimizer's."""
     step_s: float = 0.0
-    """The time of a whole step with no clock between its nodes, which the parts add up to; 0 if none was run."""
+    """Seconds of a whole step without a clock between its nodes, to which the parts add up; 0 if none was run."""
     least_share: float = 1.0
-    """The least that was seen of each part of the local work, as a share of what the parts usually take."""
+    """Shortest time seen of each part of the local work, as a share of the part's usual time."""
     cores_s: float = 0.0
-    """How long such a step kept the cores of the launcher's host busy: the processor time of all its processes, without
-    what they take while the step stands still, divided by the cores that this leaves; 0 if it is not known. Where
-    servers and other launchers are on that host, it is theirs, too, and no order of calls makes it much less."""
+    """Seconds for which such a step keeps the cores of the launcher's host busy: the processor time of all its
+    processes, without what they use while the step stands still, divided by the cores that this leaves; 0 if it is
+    unknown. If servers and other launchers are on that host, it includes theirs, and no order of calls reduces it
+    much."""
     steps: int = 0
-    """The number of steps that were measured."""
+    """Number of measured steps."""
     hardware: str = ""
     torch_version: str = ""
     notes: tuple[str, ...] = field(default=())
     """Sentences that say what could not be measured, and why."""
 
     def __post_init__(self) -> None:
-        """Refuse what no clock says."""
+        """Reject times that cannot be."""
         _check("Profile", (self.loss_s, self.backward_s, self.rest_s, self.step_s, self.least_share, self.cores_s))
 
     @cached_property
@@ -212,4 +215,4 @@ class Profile:
 def _check(where: str, figures: Iterable[float]) -> None:
     for each in figures:
         if not 0 <= each < math.inf:
-            raise WorkloadError(f"{each!r} is no amount: it must be finite and not negative", where=where)
+            raise WorkloadError(f"{each!r} is not valid: it must be finite and not negative", where=where)

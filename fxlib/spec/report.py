@@ -1,4 +1,4 @@
-"""What a worker found out about a job: the decision, the figures and reasons behind it, and all this as text."""
+"""Reports: the decision on a job, the figures and reasons behind it, and their rendering as text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Decision = Literal["adopt", "keep_original"]
 Action = Literal["moved", "merged", "left_alone"]
 _LEAST_GAIN = 0.005
 MAX_STEPS = 64
-"""Steps of one timeline."""
+"""Maximum number of steps in one timeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure and the ends of its confidence interval."""
+    """A measured figure with the ends of its confidence interval."""
 
     value: float
     low: float
@@ -29,7 +29,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One interval of a step, seconds from the step's start."""
+    """One interval of a step, in seconds from the start of the step."""
 
     kind: str
     name: str
@@ -40,16 +40,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One step of one trainer, or several steps of a loop, one after another."""
+    """One step of one trainer, or several consecutive steps of a loop."""
 
     spans: tuple[Span, ...]
-    """Seconds are from the first step's start."""
+    """Intervals, in seconds from the start of the first step."""
     step_s: float
-    """The length of a step, in seconds; of several, the mean."""
+    """Length of a step in seconds; the mean length if there are several steps."""
     steps: int = 1
 
     def between(self, begin_s: float, end_s: float, *, steps: int) -> Timeline:
-        """Return so many steps of it, which are between two moments of it."""
+        """Return the part between two moments as a timeline of its own, which covers `steps` steps."""
         spans = (
             replace(each, start_s=max(each.start_s, begin_s) - begin_s, end_s=min(each.end_s, end_s) - begin_s)
             for each in self.spans
@@ -61,7 +61,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReport:
-    """What became of one remote call. Exposed time: how long per step the trainer's thread stood blocked in it."""
+    """The report on one remote call. Its exposed time is how long per step it blocked the trainer's thread."""
 
     node: str
     function: str
@@ -74,96 +74,97 @@ class CallReport:
     exposed_before_s: float | None = None
     exposed_after_s: float | None = None
     limited_by: Reason | None = None
-    """What keeps the rest of its time exposed; None where nothing does, or nobody knows."""
+    """The reason why the remaining time is exposed; None if no time is exposed or the reason is unknown."""
     limit_detail: str = ""
     ahead: Reason | None = None
-    """How it may run ahead of its step, or why it may not; None where the launcher runs no pipeline."""
+    """How the call may run ahead of its step, or why it may not; None if the launcher runs no pipeline."""
     ahead_detail: str = ""
     ahead_remedy: str = ""
-    """The declaration or change that would let it run ahead; empty where there is none."""
+    """The declaration or change that would let the call run ahead; empty if there is none."""
     way: str = ""
-    """How it did run ahead in the steps that were recorded: "nothing_written" (as soon as its batch was known),
-    "behind_push" or "by_keys"; empty where it did not."""
+    """How the call ran ahead in the recorded steps: "nothing_written" (as soon as its batch was known), "behind_push"
+    or "by_keys"; empty if it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undeclared:
-    """What one remote function, or several together, would be worth if their contracts said that they only read."""
+    """The gain from declaring that one remote function, or several together, only read."""
 
     functions: tuple[str, ...]
-    """Names of the functions; more than one in one entry: all that declare nothing."""
+    """Names of the functions; an entry with several names covers all functions that declare nothing."""
     calls: int
-    """The number of their calls in the program."""
+    """Number of calls to these functions in the program."""
     gain: float
     """Gain that the cost model expects over the plan without these contracts (0.48: 48% more samples per second)."""
     remedy: str = ""
     """The declaration, ready to be pasted."""
     measured: bool = True
-    """Whether the gain is by a profile of the program; else it is the forward's, by estimates."""
+    """Whether the gain comes from a profile of the program; otherwise it is an estimate for the forward alone."""
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the gain is more than nothing: half a percent."""
+        """Whether the expected gain is at least half a percent."""
         return self.gain >= _LEAST_GAIN
 
     def __str__(self) -> str:
-        """One line."""
+        """Return a one-line summary."""
         several = len(self.functions) > 1
         who = f"all {len(self.functions)} undeclared functions" if several else self.functions[0]
-        how = "" if self.measured else " of the forward, by estimates: there is no profile"
+        how = "" if self.measured else " of the forward, estimated without a profile"
         text = f"{who} ({self.calls} call{'s' * (self.calls != 1)}): with reads=: {self.gain:+.0%} expected{how}"
         return f"{text} ({self.remedy})" if self.remedy else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
-    """The work of one pass: changes made, seconds taken, and what it declined, with reasons."""
+    """The report on one pass: the changes it made, the seconds it took, and what it declined, with reasons."""
 
     name: str
     changes: int
     seconds: float
     declined: tuple[Declined, ...] = ()
     diff: str = ""
-    """The generated code before and after it, as a unified diff; only where it was asked for."""
+    """Unified diff of the generated code before and after the pass; empty unless it was requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateReport:
-    """One of the programs among which a worker chose: what the cost model expected of it, and what was measured."""
+    """One of the programs that a worker chose from: what the cost model predicted for it, and what was measured."""
 
     name: str
     predicted_step_s: float | None = None
     gain: Estimate | None = None
-    """Over the original, as far as it was measured; the one chosen was then confirmed on fresh blocks."""
+    """Gain over the original as far as it was measured; the chosen candidate was then confirmed on fresh blocks."""
     verdict: str = ""
-    """What became of it, in a sentence."""
+    """One sentence that says what became of the candidate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledPart:
-    """A part of the graph that a backend was to compile, and what became of it in the trial."""
+    """A part of the graph that a backend was asked to compile, and its outcome in the trial."""
 
     first: str
     """Name of its first node."""
     nodes: int
-    """Number of its nodes, which stand one after another."""
+    """Number of its nodes, which are consecutive in the graph."""
     backend: str
-    """The backend with its version, as `openvino==2026.4.1`."""
+    """The backend with its version, such as `openvino==2026.4.1`."""
     compile_s: float = 0.0
-    """Seconds that compiling took."""
+    """Seconds that compiling the part took."""
     plain_s: float | None = None
-    """Seconds that it takes as it is, with its backward where gradients are recorded; None: not measured."""
+    """Seconds that the part takes uncompiled, including its backward if gradients are recorded; None if not
+    measured."""
     compiled_s: float | None = None
-    """Seconds that it takes compiled, likewise."""
+    """Seconds that the part takes compiled, likewise."""
     compiled: bool = True
-    """Whether the graph has it compiled."""
+    """Whether the adopted graph uses the compiled part."""
     why: str = ""
-    """A sentence that says why it is not; empty if it is."""
+    """One sentence that says why the part is not compiled; empty if it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """How often each graph of a module ran, by its name ("main": its own), and its original, by the reason."""
+    """How often each graph of a module ran, by name ("main" is its own), and how often its original ran, by reason."""
 
     graphs: Mapping[str, int] = field(default_factory=dict)
     original: Mapping[str, int] = field(default_factory=dict)
@@ -171,11 +172,11 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a worker found out about one job: everything in a `Result` but the module itself.
+    """The report of a worker on one job: everything in a `Result` except the module itself.
 
-    QPS are samples per second; `gain` is relative (0.10: 10% more samples per second). `explanation` says in a
-    sentence what `reason` names. `not_reproduced` names what the original does not reproduce of itself, and so was
-    left out of *bitwise*; `assumptions` are statements taken on the user's word.
+    QPS are samples per second; `gain` is relative (0.10: 10% more samples per second). `explanation` spells `reason`
+    out in a sentence. `not_reproduced` lists the results that the original does not reproduce from run to run, which
+    are therefore excluded from the *bitwise* check; `assumptions` are statements taken on the user's word.
     """
 
     decision: Decision
@@ -189,60 +190,61 @@ class Report:
     not_reproduced: tuple[str, ...] = ()
     preserves: str = "bitwise"
     max_relative_error: float | None = None
-    """How far results were from the original's, see `utils.compare`; 0: the same bits. None: it was not measured."""
+    """Largest relative error against the original's results, as defined in `utils.compare`; 0 means the same bits, None
+    that it was not measured."""
     assumptions: tuple[str, ...] = ()
     timeline_original: Timeline | None = None
     timeline_optimized: Timeline | None = None
     timeline_bound: Timeline | None = None
-    """The step as it would run at the bound, by the cost model."""
+    """The step as it would run at the bound, according to the cost model."""
     bound_s: float | None = None
-    """Seconds per step that no schedule can beat, by the cost model."""
+    """Seconds per step that no schedule can beat, according to the cost model."""
     pipeline_bound_s: float | None = None
-    """Seconds per step that no program can beat under the launcher's pipeline, by the cost model."""
+    """Seconds per step that no program can beat under the launcher's pipeline, according to the cost model."""
     pipeline_limit: str = ""
-    """What takes so long: "compute", "server", "transfer", or "conflicts" (what must follow a push); empty where it is
-    unknown."""
+    """The limit that sets that bound: "compute", "server", "transfer", or "conflicts" (work that must follow a push);
+    empty if it is unknown."""
     candidates: tuple[CandidateReport, ...] = ()
     undeclared: tuple[Undeclared, ...] = ()
-    """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
+    """Remote functions that declare nothing, and the gain the cost model expects from declaring them; largest first."""
     notes: tuple[str, ...] = ()
-    """What whoever reads the figures has to know: that cores were shared while they were measured."""
+    """Caveats for whoever reads the figures, such as that cores were shared during the measurement."""
     pipeline: int = 0
-    """Depth of the pipeline under which the module was measured; 0: under none."""
+    """Depth of the pipeline under which the module was measured; 0 if there was none."""
     parts: tuple[CompiledPart, ...] = ()
-    """The parts that a backend was to compile, in the order of the graph."""
+    """The parts that a backend was asked to compile, in graph order."""
     pays_after_steps: int | None = None
-    """Number of steps after which the time that compiling took is saved; None: not measured, or never."""
+    """Number of steps after which the time spent on compiling is recovered; None if it was not measured or never is."""
     instructions: tuple[str, ...] = ()
-    """Instructions of the processor on which int8 layers or compiled parts were measured (`utils.hardware`): the
-    launcher takes the answer on such a processor alone. Empty: on any."""
+    """Instruction sets of the processor on which int8 layers or compiled parts were measured (`utils.hardware`): the
+    launcher accepts the answer only on a processor that has them. Empty means any processor."""
     blocks: int = 0
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     hardware: str = ""
     torch_version: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data, which `json` can write, under the names of the attributes.
+        """Return the report as plain data that `json` can write, keyed by attribute name.
 
-        Reasons are their names ("FASTER"); what is unknown is None.
+        Reasons are given by name ("FASTER"), unknown values as None.
         """
         return {each.name: plain(getattr(self, each.name)) for each in fields(Report)}
 
     variants: Mapping[str, Report] = field(default_factory=dict)
-    """What was found out about each variant of the workload, by its name; each has a decision of its own."""
+    """The report on each variant of the workload, by its name; each variant has a decision of its own."""
 
     @property
     def adopts(self) -> bool:
-        """Whether the rewritten graph of the workload's own step, or that of a variant, is to be adopted."""
+        """Whether to adopt the rewritten graph of the workload's own step or that of any variant."""
         return any(each.decision == "adopt" for each in (self, *self.variants.values()))
 
     def __str__(self) -> str:
-        """Lay everything out as plain text, for a person."""
+        """Return the report as plain text for a person."""
         return render(self)
 
 
 def plain(value: object) -> Any:
-    """Return dataclasses as dicts, sequences as lists, reasons by name, times as ISO 8601, and the rest as it is."""
+    """Return dataclasses as dicts, sequences as lists, reasons by name, times in ISO 8601, all else unchanged."""
     if isinstance(value, Reason):
         return value.name
     if isinstance(value, datetime):
@@ -258,15 +260,15 @@ def plain(value: object) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFigures:
-    """Figures of late, of real steps. QPS are samples per second; one is None where its module did not run.
+    """Recent figures from real steps. QPS are samples per second; a figure is None if its module did not run.
 
     Attributes:
-        qps_original: of the original module.
-        qps_optimized: of the rewritten module.
-        gain: relative gain, from steps of both in turn; None where too few ran in turn.
-        steps: number of steps that were watched since the launcher began.
-        went_back: whether the launcher went back to its original, since the gain fell below what it had asked for.
-        at: when the service was told; None before that.
+        qps_original: QPS of the original module.
+        qps_optimized: QPS of the rewritten module.
+        gain: relative gain, from steps of the two modules in turn; None if too few of these ran.
+        steps: number of steps watched since the launcher began.
+        went_back: whether the launcher went back to its original because the gain fell below what it had asked for.
+        at: when the service received the figures; None before that.
     """
 
     qps_original: float | None = None
@@ -277,7 +279,7 @@ class LiveFigures:
     at: datetime | None = None
 
     def __str__(self) -> str:
-        """One line."""
+        """Return a one-line summary."""
         rates = ((self.qps_optimized, "optimized"), (self.qps_original, "original"))
         parts = [f"{qps:,.1f} samples per second {which}" for qps, which in rates if qps is not None]
         gain = [] if self.gain is None else [f"gain {interval(self.gain)}"]
@@ -289,7 +291,7 @@ TITLES: Final = {"adopt": "ADOPT the rewritten module", "keep_original": "KEEP t
 
 
 def render(result: Report, *, origin: str = "") -> str:
-    """Lay a report out in sections; those with nothing to say are left out. `origin` says where it is from."""
+    """Render a report in sections, leaving out the empty ones. `origin` says where the report comes from."""
     sections = [
         [f"{TITLES[result.decision]}: {result.explanation}", *([origin] if origin else [])],
         _figures(result),
@@ -322,7 +324,7 @@ WAYS: Final = {
     "behind_push": "read behind the push before",
     "by_keys": "read ahead by keys",
 }
-"""The ways of running ahead, and what a call that does so is."""
+"""Maps a way of running ahead to the phrase for calls that do so."""
 _LIMITS: Final = {
     "compute": "the trainer's own work",
     "server": "the servers' work",
@@ -332,7 +334,7 @@ _LIMITS: Final = {
 
 
 def _step(result: Report) -> list[str]:
-    """One line: the recorded step before and after, and the shortest that any schedule could have."""
+    """Return one line: the recorded step before and after, and the shortest step that any schedule could have."""
     known = [
         (seconds(timeline.step_s), words)
         for timeline, words in ((result.timeline_original, "original"), (result.timeline_optimized, "optimized"))
@@ -348,7 +350,7 @@ def _step(result: Report) -> list[str]:
 
 
 def interval(gain: Estimate | None) -> str:
-    """Write a gain with the ends of its interval: +60.2% [+49.3%, +67.3%]; a dash when there is none."""
+    """Format a gain with the ends of its interval: +60.2% [+49.3%, +67.3%]; a dash if there is none."""
     return "-" if gain is None else f"{gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}]"
 
 
@@ -393,7 +395,7 @@ def _calls(result: Report) -> list[str]:
 
 
 def _hidden(calls: Sequence[CallReport]) -> Iterator[str]:
-    """Say what each way of running ahead has hidden, in a line each."""
+    """Return one line for each way of running ahead: how much exposed time it hid."""
     for way, words in WAYS.items():
         found = [call for call in calls if call.way == way]
         if found:
@@ -423,12 +425,10 @@ def _ahead(call: CallReport) -> str:
 
 
 def what_to_declare(undeclared: Sequence[Undeclared]) -> list[str]:
-    """Say what missing declarations are worth, in lines; a declaration that is worth nothing is not asked for."""
+    """Return lines on what missing declarations are worth; declarations without any value are not asked for."""
     worth = [each for each in undeclared if each.is_worth_it]
     if worth:
-        head = (
-            "remote functions that declare nothing; what reads= would be worth by the cost model, if it is true of them"
-        )
+        head = "remote functions that declare nothing; what reads= would gain by the cost model, if it is true of them"
         return [head, *(f"  {each}" for each in worth)]
     return ["remote functions declare nothing, and by the cost model reads= would gain nothing"] if undeclared else []
 
@@ -471,7 +471,7 @@ def _parts(result: Report) -> list[str]:
 
 
 def _diffs(result: Report) -> list[str]:
-    """What passes did to the generated code, where that was asked for."""
+    """Render what each pass did to the generated code, if that was requested."""
     shown = [each.diff for each in result.passes if each.diff]
     return ["what passes changed in the generated code", *shown] if shown else []
 

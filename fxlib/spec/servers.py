@@ -1,4 +1,4 @@
-"""The parameter servers around a trainer: their state, and the objects that RRefs lead to."""
+"""The parameter servers around a trainer: their state, and the objects that RRefs refer to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TableOptimizer = Literal["sgd", "adagrad"]
 ServiceTimePer = Literal["call", "item"]
 
 MAX_STATE_ELEMENTS = 1 << 36
-"""Of all tables and dense parameters of one server."""
+"""Maximum number of elements in all tables and dense parameters of one server."""
 
 MAX_SERVICE_TIME_S = 60.0
 _WORKER_NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
@@ -25,7 +25,7 @@ class Table:
     """An embedding table of the reference server `fxlib.ps`: [rows, dim] float32, with its own sparse optimizer.
 
     Raises:
-        WorkloadError: it has no row or column, or its optimizer is unknown.
+        WorkloadError: the table has no row or column, or its optimizer is unknown.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Table:
     def __post_init__(self) -> None:
         """Check size and optimizer."""
         if self.rows < 1 or self.dim < 1:
-            raise WorkloadError(f"[{self.rows}, {self.dim}] is no table", where=f"Table({self.name!r})")
+            raise WorkloadError(f"[{self.rows}, {self.dim}] is not a valid table", where=f"Table({self.name!r})")
         _check_optimizer(self.optimizer, self.lr, f"Table({self.name!r})")
 
 
@@ -66,13 +66,13 @@ class Server:
     """One parameter-server process, called `name` on the RPC wire.
 
     Its state is that of the reference server (`tables`, `dense`), or is set up by `setup`, a function
-    "pkg.mod:function" of a module that the operator allowed, called as `function(name, seed)` before each arm.
-    `service_time_s` is added to each call that the reference server answers: it stands for the network and the load
-    of the real one. Of calls that came in one message each adds it ("item"), or all together do ("call").
+    "pkg.mod:function" from a module that the operator allowed, called as `function(name, seed)` before each arm.
+    `service_time_s` is added to each call that the reference server answers, in place of the network and load of the
+    real server. It is added for each call in a message ("item"), or once for all of them ("call").
 
     Raises:
-        WorkloadError: torch.distributed.rpc takes no such name, the service time is not 0 to 60 s or per something
-            else, or there is too much state.
+        WorkloadError: torch.distributed.rpc does not accept the name, the service time is not 0 to 60 s or is per
+            something else, or there is too much state.
     """
 
     name: str
@@ -88,9 +88,9 @@ class Server:
         object.__setattr__(self, "dense", tuple(self.dense))
         if not is_worker_name(self.name):
             raise WorkloadError(
-                f"a server needs the name that calls are sent to, and {self.name[:80]!r} is none",
+                f"a server needs the name that calls are sent to, and {self.name[:80]!r} is not one",
                 where="Server.name",
-                hint="torch.distributed.rpc wants letters, digits, '-', '_' and ':', fewer than 128 of them.",
+                hint="torch.distributed.rpc accepts letters, digits, '-', '_' and ':', fewer than 128 of them.",
             )
         if not 0 <= self.service_time_s <= MAX_SERVICE_TIME_S:
             raise WorkloadError(f"must be 0 to {MAX_SERVICE_TIME_S:g} s", where=f"Server({self.name!r}).service_time_s")
@@ -108,7 +108,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteObject:
-    """What lies behind an RRef that the graph reaches by name: its owner and the class "pkg.mod:Class" to build."""
+    """The object behind an RRef that the graph reaches by name: its owner and the class "pkg.mod:Class" to build."""
 
     owner: str
     cls: str
@@ -117,7 +117,7 @@ class RemoteObject:
 
 
 def is_worker_name(text: str) -> bool:
-    """Whether `torch.distributed.rpc` would take the text for the name of a worker."""
+    """Return whether `torch.distributed.rpc` accepts the text as the name of a worker."""
     return _WORKER_NAME.fullmatch(text) is not None
 
 

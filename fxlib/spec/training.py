@@ -1,4 +1,4 @@
-"""The loss that a step takes the gradient of, and the optimizers that a workload can name."""
+"""The loss whose gradient a step takes, and the optimizers that a workload can name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _WITH_TARGET: Final[Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Te
 def scalar_loss(loss: str | GraphModule, output: object, target: torch.Tensor | None) -> torch.Tensor:
     """Return the loss of a model's output.
 
-    "mean" and "sum" take in all tensors of the output that can have a gradient; the other names compare the first
-    tensor with the target; a graph is called with both.
+    "mean" and "sum" cover all tensors of the output that can have a gradient; the other names compare the first tensor
+    with the target; a graph is called with both.
 
     Raises:
         WorkloadError: there is no tensor to compare, or no target to compare with.
@@ -45,7 +45,7 @@ def scalar_loss(loss: str | GraphModule, output: object, target: torch.Tensor | 
 
 
 def build_optimizer(described: Optimizer, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
-    """Return torch's own optimizer over the parameters that take gradients; None if there is nothing to do."""
+    """Return torch's own optimizer over the parameters that require gradients; None if there are none."""
     trained = [each for each in parameters if each.requires_grad]
     lr, decay = described.lr, described.weight_decay
     if not trained or described.name == "none":

@@ -1,6 +1,6 @@
-"""How one step of the user's job runs: what a trial needs to know to repeat it.
+"""How one step of the user's job runs: everything that a trial needs to repeat it.
 
-A job may call its model in other ways besides, its variants: evaluation, say, or batches without a mask.
+A job may also call its model in other ways, its variants: evaluation, for example, or batches without a mask.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fxlib.spec.inputs import Batch, BatchSpec, Range, Tensors, describe, draw, 
 from fxlib.spec.servers import Dense, RemoteObject, Server, Table
 
 MAX_VARIANTS = 7
-"""Variants of one workload; a module has the main graph beside them."""
+"""Maximum number of variants of one workload; a module has the main graph besides."""
 
 _EVALUATION = "evaluation"
 MAIN = "main"
-"""Name of a workload's own step, and of the graph that is for it."""
+"""Name of a workload's own step, and of its graph."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
 __all__ = [
@@ -52,11 +52,11 @@ LOSSES = ("mean", "sum", "mse", "bce_with_logits", "cross_entropy")
 LOSSES_WITH_TARGET = ("mse", "bce_with_logits", "cross_entropy")
 MAX_ACCUMULATION = 1024
 MAX_PROCESSES = 256
-"""Trainers and servers of one trial."""
+"""Maximum number of trainers and servers of one trial."""
 
 MAX_THREADS = 1024
 MAX_DEPTH = 64
-"""Batches that a pipeline pulls ahead of their step."""
+"""Maximum number of batches that a pipeline pulls ahead of their step."""
 
 MAX_CALIBRATION = 8
 """Batches of which the ranges of int8 layers are taken."""
@@ -66,18 +66,18 @@ OPTIMIZERS = ("none", "sgd", "adagrad", "adam", "adamw")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A way in which a job calls its model, which is another program than that of the workload's own step.
+    """One more way in which a job calls its model, with a different program than the workload's own step.
 
     Args:
         name: up to 63 letters, digits, spaces, or ._-
-        training: the training flag of all modules: False as after `model.eval()`; None as the model is.
+        training: the training flag of all modules: False as after `model.eval()`; None leaves the model as it is.
         grad: whether gradients are recorded. Without them its step is the forward alone, under `torch.no_grad()`.
-        batches: its batches, as those of a `Workload`; None: the workload's own. An argument that they leave out, and
-            whose default is None, True or False, has that value in the variant's graph.
+        batches: its batches, as in a `Workload`; None: the workload's own. An argument that they leave out, and whose
+            default is None, True or False, has that value in the variant's graph.
         targets: one target per batch, unless each `Batch` carries its own.
 
     Raises:
-        WorkloadError: the name or the batches make no sense.
+        WorkloadError: the name or the batches are not valid.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Variant:
         """Check the name, and normalize batches and targets."""
         if not _NAME.fullmatch(self.name) or self.name == MAIN:
             raise WorkloadError(
-                f"{self.name!r} is no name of a variant",
+                f"{self.name!r} is not a valid name of a variant",
                 where="Variant.name",
                 hint=f"Up to 63 letters, digits, spaces or ._-, and not {MAIN!r}.",
             )
@@ -98,18 +98,20 @@ class Variant:
             object.__setattr__(self, "batches", normalize(self.batches, self.targets))
             object.__setattr__(self, "targets", None)
         elif self.targets is not None:
-            raise WorkloadError("there are no batches of its own", where="Variant.targets", hint="Pass batches=, too.")
+            raise WorkloadError(
+                "the variant has no batches of its own", where="Variant.targets", hint="Pass batches= as well."
+            )
 
     @property
     def real_batches(self) -> tuple[Batch, ...]:
-        """Its own real batches; none where they are described, or the workload's."""
+        """Its own real batches; empty if they are described, or are the workload's."""
         return () if self.batches is None or isinstance(self.batches, BatchSpec) else normalize(self.batches, None)
 
     def described(self, *, count: int, ranges: Mapping[str, Range]) -> Variant:
-        """Return the same variant with its own batches described; `ranges` may name tensors that they do not have.
+        """Return the variant with its own batches described; `ranges` may name tensors that they do not have.
 
         Raises:
-            WorkloadError: an integer tensor is empty, and has no range.
+            WorkloadError: an integer tensor is empty and has no range.
         """
         if not (batches := self.real_batches):
             return self
@@ -119,10 +121,10 @@ class Variant:
 
 
 def check_names(variants: Sequence[Variant]) -> None:
-    """Check how many variants there are, and that no two are called the same.
+    """Check the number of variants, and that their names differ.
 
     Raises:
-        WorkloadError: they are too many, or two have one name.
+        WorkloadError: there are too many, or two have the same name.
     """
     if len(variants) > MAX_VARIANTS:
         raise WorkloadError(f"must be at most {MAX_VARIANTS}", where="Workload.variants")
@@ -133,7 +135,7 @@ def check_names(variants: Sequence[Variant]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """The trainer's own optimizer. `name` is one of OPTIMIZERS.
+    """The trainer's optimizer. `name` is one of OPTIMIZERS.
 
     Raises:
         WorkloadError: the name is unknown, or a figure is negative or not finite.
@@ -156,7 +158,7 @@ class Optimizer:
 
 
 class Step(TypedDict, total=False):
-    """The fields of a `Workload` besides its batches."""
+    """The fields of a `Workload` other than its batches."""
 
     targets: Sequence[torch.Tensor] | None
     loss: str | GraphModule
@@ -183,31 +185,33 @@ class Workload:
 
     Args:
         batches: real batches (each a tensor, a tuple or dict of inputs, or a `Batch`), or a `BatchSpec`. Inputs are
-            tensors, numbers, flags, strings, None, and nests of them. Real batches leave the job; `Workload.describe`
-            sends their description in their place.
+            tensors, numbers, flags, strings, None, and nested containers of them. Real batches leave the job;
+            `Workload.describe` sends their description instead.
         targets: one target per batch, unless each `Batch` carries its own.
         loss: a name from LOSSES ("mean" and "sum" of the output; the others compare it with the target), or a
             captured graph (output, target) -> scalar.
         optimizer: a name from OPTIMIZERS, or an `Optimizer`.
         mode: "forward", "local" (autograd in the trainer, gradients pushed) or "distributed" (distributed autograd).
-        accumulation: forwards and backwards, each of a batch of its own, for each optimizer step and push.
-        clip_norm: the norm to which the gradients of all parameters together are clipped before the optimizer; None:
-            they are not.
-        loss_scale: what each loss is multiplied with before backward, and the gradients of parameters are divided by
-            before the optimizer; None: 1.
+        accumulation: number of forwards and backwards, each with a batch of its own, for each optimizer step and push.
+        clip_norm: the norm to which the gradients of all parameters together are clipped before the optimizer; None: no
+            clipping.
+        loss_scale: the factor by which each loss is multiplied before backward and the gradients of parameters are
+            divided before the optimizer; None: 1.
         threads: intra-op threads of each trainer process.
-        trainers: trainer processes.
-        servers: parameter servers.
-        rrefs: object behind each RRef, by the name of its placeholder or attribute in the graph.
+        trainers: number of trainer processes.
+        servers: the parameter servers.
+        rrefs: the object behind each RRef, by the name of its placeholder or attribute in the graph.
         contracts: contracts by remote function, for functions that declare none.
-        assume: "reads" or "pure" for every remote function without a contract: the user's word, recorded as such.
-        seed: seeds weights that were not sent, described batches and server state; 0 to 2**63 - 1.
+        assume: "reads" or "pure" for every remote function without a contract; it is recorded as the user's word.
+        seed: the seed for weights that were not sent, described batches and server state; 0 to 2**63 - 1.
         variants: the other ways in which the job calls the model. Each is captured, planned and measured in the same
             job, with a graph and a decision of its own.
-        evaluation: short for one more variant, "evaluation": eval mode, no gradients, the workload's own batches.
-        pipeline: depth of the `fxlib.pipeline` under which the launcher's loop runs, as its `depth=`; 0: it runs none.
-        calibration: real batches that stay in this process: where int8 is asked for, the client takes the ranges of
-            what layers take from them, and sends these. `Workload.describe` keeps its first ones, for forwards alone.
+        evaluation: adds a variant, "evaluation": eval mode, no gradients, the workload's own batches.
+        pipeline: depth of the `fxlib.pipeline` under which the launcher's loop runs, like its `depth=`; 0: it runs
+            none.
+        calibration: real batches that stay in this process: if int8 is requested, the client takes the ranges of
+            layers' inputs from them, and sends only these. `Workload.describe` keeps its first ones, for forwards
+            alone.
         ranges: such ranges.
 
     Raises:
@@ -268,13 +272,13 @@ class Workload:
         ranges: Mapping[str, Range] | None = None,
         **step: Unpack[Step],
     ) -> Workload:
-        """Make a workload that describes its batches by shape, dtype and index range: no value leaves the job.
+        """Make a workload that describes its batches by shape, dtype and index range, so that no value leaves the job.
 
-        Of integers, the share that come again from batch to batch is told, too, and how unevenly they are named, so
-        that a trial's made-up batches do the same: pass batches that follow one another.
+        For integers, the description also says which share repeats from batch to batch and how unevenly they occur, so
+        that a trial's generated batches do the same: pass consecutive batches.
 
         Args:
-            batches: real batches, as for `Workload`; shapes are the first one's.
+            batches: real batches, as for `Workload`; the first gives the shapes.
             count: how many different batches a trial draws.
             ranges: [low, high) by tensor (`input.0`, `kwarg.NAME`, `target`). Without an entry an integer tensor has
                 the range of its values in `batches`, and a float tensor is drawn from N(0, 1).
@@ -291,20 +295,20 @@ class Workload:
 
     @property
     def spec(self) -> BatchSpec | None:
-        """The description of the batches, unless they are real."""
+        """The description of the batches; None if they are real."""
         return self.batches if isinstance(self.batches, BatchSpec) else None
 
     @property
     def real_batches(self) -> tuple[Batch, ...]:
-        """The real batches; none when they are described."""
+        """The real batches; empty if they are described."""
         return () if isinstance(self.batches, BatchSpec) else normalize(self.batches, None)
 
     @property
     def drawn_batches(self) -> tuple[Batch, ...]:
-        """The real batches, or those drawn from their description and the seed, alike in every process.
+        """The real batches, or batches drawn from their description and the seed, which are the same in every process.
 
         Raises:
-            WorkloadError: the description leaves open what to draw.
+            WorkloadError: the description does not determine what to draw.
         """
         return self.real_batches if self.spec is None else draw(self.spec, self.seed)
 
@@ -313,7 +317,7 @@ class Workload:
         """The real batches, or one drawn from their description.
 
         Raises:
-            WorkloadError: the description leaves open what to draw.
+            WorkloadError: the description does not determine what to draw.
         """
         spec = self.spec
         return self.real_batches if spec is None else draw(replace(spec, count=1), self.seed)
@@ -323,21 +327,21 @@ class Workload:
         """The mean number of samples in a batch.
 
         Raises:
-            WorkloadError: the description leaves open what to draw.
+            WorkloadError: the description does not determine what to draw.
         """
         counts = [samples_in(batch) for batch in self.samples]
         return sum(counts) / len(counts)
 
     @property
     def trainer_optimizer(self) -> Optimizer:
-        """The trainer's optimizer, whichever way it was given."""
+        """The trainer's optimizer, given by name or as an `Optimizer`."""
         return Optimizer(name=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
 
     def of(self, variant: Variant) -> Workload:
-        """Return how a step of one of the variants runs, as a workload of its own.
+        """Return the workload of one of the variants.
 
         Raises:
-            WorkloadError: its batches lack the target that the loss needs.
+            WorkloadError: the variant's batches lack the target that the loss needs.
         """
         batches = self.batches if variant.batches is None else variant.batches
         if variant.grad:
@@ -385,7 +389,7 @@ class Workload:
             raise WorkloadError(f"must be 0 to {MAX_DEPTH}", where="Workload.pipeline")
         if self.pipeline and self.mode == "distributed":
             raise WorkloadError(
-                "no call runs ahead of the context of distributed autograd in which its step is",
+                "no call may run ahead of its step's distributed autograd context",
                 where="Workload.pipeline",
                 hint="Leave it out.",
             )
@@ -405,11 +409,11 @@ class Workload:
         for name in ("clip_norm", "loss_scale"):
             figure = getattr(self, name)
             if figure is not None and not (math.isfinite(figure) and figure > 0):
-                raise WorkloadError("must be finite and positive", where=f"Workload.{name}", hint="Or None, for none.")
+                raise WorkloadError("must be finite and positive", where=f"Workload.{name}", hint="Use None for none.")
         plain = self.accumulation == 1 and self.clip_norm is None and self.loss_scale is None
         if self.mode != "local" and not plain:
             raise WorkloadError(
-                "accumulation, clip_norm and loss_scale describe steps of local autograd",
+                "accumulation, clip_norm and loss_scale apply to steps of local autograd",
                 where="Workload.mode",
                 hint='Use mode="local", or leave them out.',
             )
@@ -435,7 +439,7 @@ class Workload:
         for name in self.contracts:
             if ":" not in name and "." not in name:
                 raise WorkloadError(
-                    f"{name!r} names no remote function",
+                    f"{name!r} does not name a remote function",
                     where="Workload.contracts",
                     hint='Write "package.module:function", ".method" or "attribute.method".',
                 )

@@ -53,7 +53,7 @@ def test_a_step_may_take_no_input() -> None:
 WRONG: dict[str, dict[str, Any]] = {
     "Pass [batch, ...], at least one.": {"batches": []},
     "Workload.batches: a sequence": {"batches": X},
-    "batches[1]: str is no batch": {"batches": [X, "x"]},
+    "batches[1]: str is not a batch": {"batches": [X, "x"]},
     "batches[0] input.1: an input of type object cannot be sent": {"batches": [(X, object())]},
     "batches[0] input.0: only dense": {"batches": [X.to_sparse()]},
     "batches[1]: has input.0, input.1, and the first batch input.0": {"batches": [X, (X, X)]},
@@ -66,16 +66,16 @@ WRONG: dict[str, dict[str, Any]] = {
     "Workload.accumulation: must be 1 to 1024": {"accumulation": 0},
     "Workload.clip_norm: must be finite and positive": {"clip_norm": 0.0},
     "Workload.loss_scale: must be finite and positive": {"loss_scale": float("inf")},
-    "describe steps of local autograd": {"accumulation": 2, "mode": "distributed"},
+    "apply to steps of local autograd": {"accumulation": 2, "mode": "distributed"},
     "Workload.threads: must be at least 1": {"threads": 0},
     "Workload.trainers: must be at least 1": {"trainers": -1},
     "Workload.threads: must be at most 1024": {"threads": 2**31 - 1},
     "trainers and servers must be at most 256": {"trainers": 250, "servers": [Server(name=f"{i}") for i in range(7)]},
     "two servers are called 'ps'": {"servers": [Server(name="ps"), Server(name="ps")]},
-    "'lookup' names no remote function": {"contracts": {"lookup": Contract(pure=True)}},
+    "'lookup' does not name a remote function": {"contracts": {"lookup": Contract(pure=True)}},
     "Workload.seed: -1 is out of range": {"seed": -1},
     "Workload.pipeline: must be 0 to 64": {"pipeline": 65},
-    "no call runs ahead of the context of distributed autograd": {"pipeline": 1, "mode": "distributed"},
+    "no call may run ahead of its step's distributed autograd": {"pipeline": 1, "mode": "distributed"},
 }
 
 
@@ -98,7 +98,7 @@ def test_an_empty_index_tensor_needs_a_range() -> None:
 
 
 def test_state_of_a_server_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"Table\('t'\): \[0, 4\] is no table"):
+    with pytest.raises(WorkloadError, match=r"Table\('t'\): \[0, 4\] is not a valid table"):
         Table(name="t", rows=0, dim=4)
     with pytest.raises(WorkloadError, match=r"Dense\('d'\).shape: negative size"):
         Dense(name="d", shape=(-1,))
@@ -107,7 +107,7 @@ def test_state_of_a_server_that_makes_no_sense_is_refused() -> None:
 
 
 def test_what_no_trial_could_hold_or_wait_for_is_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"Server.name: .* 'ps 0' is none"):
+    with pytest.raises(WorkloadError, match=r"Server.name: .* 'ps 0' is not one"):
         Server(name="ps 0")
     with pytest.raises(WorkloadError, match=r"Server\('ps'\).service_time_s: must be 0 to 60 s"):
         Server(name="ps", service_time_s=1e300)

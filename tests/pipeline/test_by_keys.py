@@ -183,7 +183,7 @@ def push_totals(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 def test_a_result_with_other_rows_than_its_keys_is_not_put_together_and_told_of() -> None:
-    with pytest.warns(FxlibWarning, match="other rows than its keys"):
+    with pytest.warns(FxlibWarning, match="are not those of its keys"):
         check_same(KEYS * 3, look_up_totals)
 
 
@@ -247,11 +247,11 @@ def test_reads_that_may_not_run_beside_pushes_have_come_before_these_are_sent() 
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"reads": "rows", "keys": "no name"}, "is no name"),
-        ({"reads": "rows", "keys": "others"}, "keys='others' names none of the function's arguments"),
-        ({"pure": True, "keys": "keys"}, "keys= speaks of rows of a state"),
-        ({"writes": "rows", "keys": "keys", "concurrent": True}, "concurrent= speaks of reads by keys"),
-        ({"reads": "rows", "concurrent": True}, "concurrent= speaks of reads by keys"),
+        ({"reads": "rows", "keys": "no name"}, "is not a name"),
+        ({"reads": "rows", "keys": "others"}, "keys='others' does not name an argument of the function"),
+        ({"pure": True, "keys": "keys"}, "keys= applies to rows of a state"),
+        ({"writes": "rows", "keys": "keys", "concurrent": True}, "concurrent= applies to reads by keys"),
+        ({"reads": "rows", "concurrent": True}, "concurrent= applies to reads by keys"),
     ],
 )
 def test_a_contract_whose_keys_make_no_sense_is_refused(options: dict[str, Any], told: str) -> None:

@@ -301,10 +301,10 @@ def test_the_librarys_own_server_is_updated_with_its_own_bits(optimizer: Any) ->
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"reads": "rows", "with_state": f"{HERE}:look_up_known"}, "with_state= speaks of reads by keys"),
-        ({"writes": "rows", "keys": "keys", "with_state": "a:b"}, "with_state= speaks of reads by keys"),
-        ({"reads": "rows", "keys": "keys", "update": f"{HERE}:moved"}, "update= speaks of writes by keys"),
-        ({"writes": "rows", "update": f"{HERE}:moved"}, "update= speaks of writes by keys"),
+        ({"reads": "rows", "with_state": f"{HERE}:look_up_known"}, "with_state= applies to reads by keys"),
+        ({"writes": "rows", "keys": "keys", "with_state": "a:b"}, "with_state= applies to reads by keys"),
+        ({"reads": "rows", "keys": "keys", "update": f"{HERE}:moved"}, "update= applies to writes by keys"),
+        ({"writes": "rows", "update": f"{HERE}:moved"}, "update= applies to writes by keys"),
         ({"writes": "rows", "keys": "keys", "update": "moved"}, "does not name a remote function"),
     ],
 )

@@ -86,7 +86,7 @@ def test_what_is_declared_by_whomever_is_not_listed() -> None:
 def test_without_a_profile_it_says_that_it_is_an_estimate() -> None:
     (found,) = undeclared(one())
     assert not found.measured
-    assert "by estimates: there is no profile" in str(found)
+    assert "estimated without a profile" in str(found)
 
 
 def test_no_more_plans_are_made_than_for_a_few_functions() -> None:

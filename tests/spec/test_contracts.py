@@ -64,7 +64,7 @@ def test_a_call_that_may_touch_anything_names_no_part() -> None:
 
 
 def test_a_part_that_is_none_of_the_arguments_is_refused() -> None:
-    with pytest.raises(ContractError, match=r"part='rows' names none of the function's arguments"):
+    with pytest.raises(ContractError, match=r"part='rows' does not name an argument of the function"):
         fxlib.remote(writes="tables", part="rows")(lambda table: table)
 
 

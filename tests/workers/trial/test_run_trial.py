@@ -164,4 +164,4 @@ def test_a_number_of_threads_that_ends_the_processes_takes_nothing_from_what_was
     monkeypatch.setattr(cluster, "ask_of", ask_of)
     (result,) = run("fast", threads=(1,)).values()
     assert (result.report.decision, len(cluster.made)) == ("adopt", 1)
-    assert "did not go on within its time limit: block" in result.report.candidates[1].verdict
+    assert "made no progress within its time limit: block" in result.report.candidates[1].verdict
