@@ -1,4 +1,7 @@
-"""What a graph is made of and what it costs, without running it: shapes, arithmetic, bytes, memory, time, effects."""
+"""The contents and costs of a graph, without running it: shapes, arithmetic, bytes, memory, time, effects.
+
+Costs for planning, which come from measured profiles, are in `fxlib.analysis.cost`.
+"""
 
 from fxlib.inspection.analyzing import Analysis, NodeFigures, analyze
 from fxlib.inspection.calibrate import calibrate

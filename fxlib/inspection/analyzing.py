@@ -1,9 +1,9 @@
-"""`fxlib.analyze`: all that can be told of a graph without running it, and how long it takes on a described device.
+"""`fxlib.analyze`: everything known about a graph without running it, including its time on a described device.
 
-An operator takes what its launch takes, and then as long as its arithmetic and its elements, or its bytes, whichever
-needs longer. The host calls what is at a node, and gets its operators under way one after another. Where it runs them
-itself, times add up; where a device does, the host goes on, and the device waits for nothing but the host and its own
-work before.
+An operator takes its launch time, plus the time for its arithmetic and elements or the time for its bytes, whichever is
+longer. The host calls a node's function and launches its operators one after another. If the host runs the operators
+itself, times add up; if a device runs them, the host goes on, and the device waits only for the host and for its own
+earlier work.
 
 Source of the roofline: S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for
 multicore architectures", Communications of the ACM 52(4), 2009.
@@ -41,7 +41,7 @@ from fxlib.spec.report import Undeclared, what_to_declare
 from fxlib.utils.text import plain, seconds, table
 
 META = "figures"
-"""Key of a node's `meta` under which `Analysis.annotate` leaves what is known of it. No pass reads it."""
+"""Key of a node's `meta` under which `Analysis.annotate` stores the node's figures. No pass reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +49,16 @@ class _DeviceTime:
     """How long one forward takes on a device."""
 
     seconds: float
-    """The time from the first operator to the end of the last."""
+    """Seconds from the first operator to the end of the last."""
     host_s: float
-    """The time until the host has got all under way."""
+    """Seconds until the host has launched everything."""
     node_s: Mapping[Node, float]
-    """The time of each node: that of its operators on the device, or what the host does or waits for it."""
+    """Seconds of each node: its operators' time on the device, or the time that the host works or waits there."""
 
 
 @dataclass(slots=True)
 class _Clocks:
-    """When host and device are free."""
+    """The times at which host and device become free."""
 
     host_s: float = 0.0
     device_s: float = 0.0
@@ -67,12 +67,12 @@ class _Clocks:
 def _device_time(
     runs: Mapping[Node, Run], behaviours: Mapping[Node, Behaviour], device: Device, profile: Profile | None = None
 ) -> _DeviceTime:
-    """Add up what a forward takes on a device, in linear time.
+    """Add up the time of a forward on a device, in linear time.
 
-    This is the time of local work on a machine that is described; what a training step takes with its calls in flight,
-    on the machine where it was measured, is `fxlib.analysis.cost.simulate`.
+    This is the time of local work on a described machine. `fxlib.analysis.cost.simulate` gives the time of a training
+    step with its calls in flight, on the machine where it was measured.
 
-    Operators of unknown sizes take what starting them takes, and remote calls that no profile knows take nothing.
+    Operators of unknown size take their launch time alone, and remote calls that no profile knows take no time.
     """
     clocks, node_s = _Clocks(), dict[Node, float]()
     answers_s: dict[Node, float] = {}
@@ -113,7 +113,7 @@ def _operation_s(operation: Operation, device: Device) -> float:
 
 
 def _call_s(node: Node, device: Device) -> float:
-    """Return what the program takes for a node itself, before any operator."""
+    """Return the time that the program needs for the node itself, before any operator runs."""
     if node.op == "call_module":
         return device.layer_s
     if node.op == "get_attr":
@@ -122,7 +122,7 @@ def _call_s(node: Node, device: Device) -> float:
 
 
 def _calls_in(node: Node, profile: Profile) -> list[CallProfile]:
-    """Return the calls that a node makes, issues or waits for, as far as the profile knows them."""
+    """Return the calls that a node makes, issues or waits for, as far as the profile has them."""
     named = (waits_of(node) if is_batch(node) else None) or (node,)
     names = map(call_name, named)
     return [profile.call_by_name[each] for each in names if each in profile.call_by_name]
@@ -131,9 +131,9 @@ def _calls_in(node: Node, profile: Profile) -> list[CallProfile]:
 def _communicate(
     node: Node, part: Part, calls: Sequence[CallProfile], clocks: _Clocks, answers_s: dict[Node, float]
 ) -> None:
-    """Let the host issue a message, or wait for an answer; both, where a call blocks. Calls of a batch run abreast."""
+    """Let the host issue a message, wait for an answer, or both for a blocking call. Calls of a batch overlap."""
     if part is Part.CALL or part is Part.ISSUE:
-        begun_s = max(clocks.host_s, clocks.device_s)  # what it sends has to be there
+        begun_s = max(clocks.host_s, clocks.device_s)  # the arguments must have been computed
         clocks.host_s = begun_s + max(each.issue_s for each in calls)
         answers_s[node] = clocks.host_s + max(each.service_s.median for each in calls)
     if part is Part.CALL or part is Part.WAIT:
@@ -143,75 +143,75 @@ def _communicate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFigures:
-    """What is known of one node. Sizes are numbers, or symbols where the inputs' are."""
+    """The figures of one node. Sizes are numbers, or symbols if the sizes of the inputs are symbols."""
 
     tensors: tuple[TensorFacts, ...]
-    """The tensors of its value, in order."""
+    """The tensors in the node's value, in order."""
     operations: tuple[Operation, ...]
-    """The operators that it runs."""
+    """The operators that the node runs."""
     effects: tuple[str, ...]
     live_bytes: int
-    """Bytes held in memory while it runs."""
+    """Bytes held in memory while the node runs."""
     seconds: float | None = None
-    """Seconds on the device that was asked for."""
+    """Seconds that the node takes on the requested device."""
     unknown: Unknown | None = None
-    """Why nothing is known of its value, where that is so."""
+    """Why the node's value is unknown; empty if it is known."""
 
     @property
     def flops(self) -> Size:
-        """Two for each multiplication with an addition."""
+        """Number of floating-point operations; a multiplication with an addition counts as two."""
         return sum(each.flops for each in self.operations)
 
     @property
     def read_bytes(self) -> Size:
-        """What its operators read, one after another."""
+        """Bytes that the node's operators read, one after another."""
         return sum(each.read_bytes for each in self.operations)
 
     @property
     def written_bytes(self) -> Size:
-        """What its operators write."""
+        """Bytes that the node's operators write."""
         return sum(each.written_bytes for each in self.operations)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """One graph, for one set of inputs; as text, a table of what takes longest."""
+    """The analysis of one graph for one set of inputs; as text, a table of the nodes that take longest."""
 
     name: str
     nodes: Mapping[Node, NodeFigures]
-    """The figures of every node, in program order."""
+    """The figures of each node, in program order."""
     state_bytes: int
     input_bytes: int
     peak_bytes: int
-    """The most memory that is held at once: state, inputs, and values that are still needed."""
+    """The most memory held at once, in bytes: state, inputs, and values that are still needed."""
     peak_node: str
-    """The first node at which it is."""
+    """The first node at which memory is at its peak."""
     device: Device | None = None
     seconds: float | None = None
-    """Seconds of one forward on the device, remote calls that no profile knows left out."""
+    """Seconds of one forward on the device, without remote calls that no profile knows."""
     undeclared: tuple[Undeclared, ...] = ()
-    """Remote functions that declare nothing, and what the cost model expects of declaring them; most first."""
+    """Remote functions that declare nothing, and the gain the cost model expects from declaring them; largest first."""
     ahead: tuple[CallAhead, ...] = ()
-    """Each remote call: whether `fxlib.pipeline` may make it ahead of its step, and why not."""
+    """For each remote call, whether `fxlib.pipeline` may make it ahead of its step, and if not, why."""
 
     @property
     def flops(self) -> int:
-        """Of one forward, what is unknown left out."""
+        """Number of floating-point operations of one forward, without those of unknown size."""
         return sum(number(each.flops) or 0 for each in self.nodes.values())
 
     @property
     def read_bytes(self) -> int:
-        """Of one forward, what is unknown left out."""
+        """Bytes that one forward reads, without those of unknown size."""
         return sum(number(each.read_bytes) or 0 for each in self.nodes.values())
 
     @property
     def written_bytes(self) -> int:
-        """Of one forward, what is unknown left out."""
+        """Bytes that one forward writes, without those of unknown size."""
         return sum(number(each.written_bytes) or 0 for each in self.nodes.values())
 
     @property
     def unknown(self) -> dict[str, str]:
-        """Nodes whose value nothing is known of, and why; those that only follow from others are left out."""
+        """The nodes whose value is unknown, and why; nodes that are unknown only because an input is are left out."""
         return {
             node.name: str(each.unknown)
             for node, each in self.nodes.items()
@@ -219,12 +219,12 @@ class Analysis:
         }
 
     def annotate(self) -> None:
-        """Leave what is known of each node in its `meta["figures"]`."""
+        """Store the figures of each node in its `meta["figures"]`."""
         for node, figures in self.nodes.items():
             node.meta[META] = figures
 
     def __str__(self) -> str:
-        """Return the totals, and the nodes that take longest."""
+        """Return the totals and the nodes that take longest, as text."""
         return render(self)
 
 
@@ -236,25 +236,25 @@ def analyze(
     device: Device | str | os.PathLike[str] | None = None,
     symbolic: bool = False,
 ) -> Analysis:
-    """Tell shapes, dtypes, FLOPs, bytes, memory, time and effects of each node, in linear time. Nothing is run.
+    """Return shapes, dtypes, FLOPs, bytes, memory, time and effects of each node, in linear time, running nothing.
 
-    Remote calls are not made: a contract's `returns` function, or a profile, tells what they return. Where neither
-    does, what follows is unknown, and said to be.
+    Remote calls are not made: what they return comes from the contract's `returns` or from a profile. Without either,
+    the values that depend on them are reported as unknown.
 
     Args:
         model: a module, captured or not, a graph of torch.fx, or an exported program. It is left as it is.
-        inputs: the arguments of one call, by position or by name; real tensors, or ones on the "meta" device. None: as
-            an exported graph of fixed sizes was captured.
-        profile: of the program. With it, remote calls take as long as it measured.
-        device: to simulate the run on: a description, the name of one in `fxlib.inspection.devices()`, or the path of
-            a file. None: no time is told.
-        symbolic: keep the inputs' sizes as symbols. Those that an export declared dynamic always are.
+        inputs: the arguments of one call, by position or by name; real tensors, or ones on the "meta" device. None: the
+            inputs with which an exported graph of fixed sizes was captured.
+        profile: the program's profile. With it, remote calls take as long as they did in the profile.
+        device: the device to simulate: a description, the name of one in `fxlib.inspection.devices()`, or the path of a
+            file. None: no times are computed.
+        symbolic: whether the inputs' sizes stay symbols. Sizes that an export declared dynamic always do.
 
     Raises:
         CaptureError: the model cannot be captured.
-        FxlibError: inputs are missing, or a node cannot run on them: names the node, its module and the model's line;
-            or there is no such device.
-        ContractError: a contract's `returns` does not take the arguments of its call.
+        FxlibError: inputs are missing, a node cannot run on them (the message names the node, its module and the
+            model's line), or there is no such device.
+        ContractError: a contract's `returns` does not accept the arguments of its call.
     """
     module = as_graph(model, samples_of(inputs))
     described = device if device is None or isinstance(device, Device) else load_device(device)
@@ -317,9 +317,9 @@ _RESOURCES: Mapping[Resource, str] = {
 
 
 def _effects_of(effects: Effects) -> dict[Node, tuple[str, ...]]:
-    """Return the effects of each node as short phrases; none for work that only makes its own value.
+    """Return the effects of each node as short phrases; a node that only computes its own value has none.
 
-    Memory is named by the first node whose value may lie in it. Memory that nobody in the graph writes is left out.
+    Memory is named after the first node whose value may lie in it. Memory that no node of the graph writes is left out.
     """
     names: dict[int, str] = {}
     for node in effects.nodes:
@@ -355,21 +355,21 @@ class _Memory:
     """The memory of one run, in bytes."""
 
     state_bytes: int
-    """Size of parameters and buffers."""
+    """Bytes of parameters and buffers."""
     input_bytes: int
     live_bytes: Mapping[Node, int]
-    """Bytes held while each node runs: state, inputs, and values that are still needed, its own among them."""
+    """Bytes held while each node runs: state, inputs, and values that are still needed, the node's own included."""
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is held at once."""
+        """The most bytes held at once."""
         return max(self.live_bytes.values(), default=self.state_bytes + self.input_bytes)
 
     @classmethod
     def of(cls, module: nn.Module, runs: Mapping[Node, Run]) -> _Memory:
-        """Follow memory through a run, in linear time. What is unknown counts as nothing.
+        """Follow memory through a run, in linear time. Unknown sizes count as zero.
 
-        Memory is counted once, however many views lie in it. Parameters, buffers and inputs are there throughout.
+        Memory is counted once, however many views share it. Parameters, buffers and inputs are held throughout.
         """
         within = {node: _memories(run.value) for node, run in runs.items()}
         inputs, resident, sizes = dict[int, int](), set[int](), dict[int, int]()
@@ -392,7 +392,7 @@ class _Memory:
 
 
 def _memories(value: object) -> dict[int, int]:
-    """Return the sizes of the memory that tensors of a value lie in."""
+    """Return the sizes, in bytes, of the storages that the tensors of a value lie in."""
     return {memory_of(each): _size(each) for each in tensors_in(value)}
 
 
@@ -404,7 +404,7 @@ _LONGEST = 20
 
 
 def render(analysis: Analysis) -> str:
-    """Lay an analysis out: totals, the nodes that take longest (or do most), and what is unknown."""
+    """Render an analysis: totals, the nodes that take longest (or do most), and what is unknown."""
     moved = f"{size(analysis.read_bytes)} read, {size(analysis.written_bytes)} written"
     held = f"{size(analysis.state_bytes)} of parameters and buffers, {size(analysis.input_bytes)} of inputs"
     lines = [
@@ -427,14 +427,14 @@ def render(analysis: Analysis) -> str:
 
 
 def cells(figures: NodeFigures) -> list[str]:
-    """Return what a node makes, how long it takes, its arithmetic, the bytes that it moves, and those that are live."""
+    """Return a node's value, time, arithmetic, bytes moved and live bytes, as table cells."""
     made = ", ".join(map(str, figures.tensors)) or ("unknown" if figures.unknown is not None else "-")
     moved = figures.read_bytes + figures.written_bytes
     return [made, seconds(figures.seconds), flops(figures.flops), size(moved), size(figures.live_bytes)]
 
 
 def flops(value: Size) -> str:
-    """Write an amount of arithmetic with a unit that fits; a symbolic one by its hint."""
+    """Format an amount of arithmetic with a fitting unit; a symbolic amount is formatted by its hint."""
     known = number(value)
     if known is None:
         return "unknown"
@@ -447,7 +447,7 @@ def flops(value: Size) -> str:
 
 
 def size(value: Size) -> str:
-    """Write bytes with a unit that fits; a symbolic amount by its hint."""
+    """Format bytes with a fitting unit; a symbolic amount is formatted by its hint."""
     known = number(value)
     if known is None:
         return "unknown"

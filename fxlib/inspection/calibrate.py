@@ -1,11 +1,11 @@
-"""Measures the processor at hand: what the roofline needs to know of it, with as many threads as torch uses now.
+"""Measures what the roofline needs to know about this processor, with as many threads as torch uses now.
 
-Cases of all kinds of work take turns, short ones among short ones and long ones among long ones, so that each finds the
-processor's caches as it would in a program; results go to fresh memory. Of each the least time counts: whatever else
-runs on the machine only adds to it.
+Cases of all kinds of work take turns, short cases with short ones and long cases with long ones, so that each finds the
+processor's caches as it would in a program; results go to fresh memory. The shortest time of each case counts, because
+anything else that runs on the machine can only add to it.
 
-For each kind of work there are cases from tiny to large, of shapes that are common in models. Sizes of one kind differ
-in arithmetic, in elements and in the ratio of the two, so that each of their costs shows.
+Each kind of work has cases from tiny to large, with shapes that are common in models. The cases of one kind differ in
+arithmetic, in elements and in the ratio of the two, so that the costs of both can be told apart.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fxlib.utils.hardware import memory_bytes, processor
 Work = Callable[[], object]
 
 NODES = 32
-"""Nodes of each graph of `graphs`."""
+"""Number of nodes in each graph of `graphs`."""
 
 
 def cases(dtype: torch.dtype) -> Iterator[Work]:
-    """Yield the cases of one dtype: of all kinds in float32, in others of those that do arithmetic."""
+    """Yield the cases of one dtype: all kinds in float32, the kinds that do arithmetic in other dtypes."""
     yield from _products(dtype)
     yield from _convolutions(dtype)
     if dtype is torch.float32:
@@ -44,14 +44,14 @@ def cases(dtype: torch.dtype) -> Iterator[Work]:
 
 
 def graphs() -> dict[str, Work]:
-    """Return graphs of equally many nodes that differ in what a node is: the differences are what a call takes."""
+    """Return graphs of equally many nodes that differ in their kind of node; the time differences are call costs."""
     return {
         kind: partial(_graph(kind), torch.ones(8)) for kind in ("view", "function", "layer", "overload", "attribute")
     }
 
 
 def copies() -> dict[int, Work]:
-    """Return copies into fresh memory, by the bytes that each reads and writes."""
+    """Return cases that copy into fresh memory, by the bytes that each reads and writes."""
     return {2 * 4 * elements: torch.ones(elements).clone for elements in (4**power for power in range(6, 13))}
 
 
@@ -125,7 +125,7 @@ def _lookups() -> Iterator[Work]:
 
 
 def _graph(kind: str) -> GraphModule:
-    """Return a chain of nodes of one kind; parameters and layers lie as deep as they do in models."""
+    """Return a chain of nodes of one kind; parameters and layers are nested as deeply as they are in models."""
     root = torch.nn.Module()
     root.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU())) for _ in range(NODES))
     for block in root.blocks:
@@ -150,12 +150,12 @@ def _graph(kind: str) -> GraphModule:
 _DTYPES = (torch.float32, torch.bfloat16)
 _FEWEST_ROUNDS = 3
 _FEWEST_CASES = 3
-"""Cases of one operator that it takes to describe it by itself."""
+"""Minimum number of cases for an operator to be described on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """One case: the operator that it is a case of, how many it runs in all, and its time."""
+    """One case: its operator, the number of operators it runs in all, and its time in seconds."""
 
     operation: Operation
     operators: int
@@ -167,7 +167,7 @@ def calibrate(*, seconds: float = 8.0) -> Device:
     """Return a description of this processor.
 
     Args:
-        seconds: how long to measure; at least three rounds of all cases are run.
+        seconds: how long to measure; at least three rounds of all cases run in any case.
     """
     calls, moves = graphs(), copies()
     kinds = [run for dtype in _DTYPES for run in cases(dtype)]
@@ -193,7 +193,7 @@ def calibrate(*, seconds: float = 8.0) -> Device:
 
 
 def _least(runs: Sequence[Work], seconds: float) -> list[float]:
-    """Return the least time of each, of rounds in which they take turns, from the shortest to the longest."""
+    """Return the shortest time of each run, over rounds in which they take turns from the shortest to the longest."""
     least_s = [min(_timed(run), _timed(run)) for run in runs]
     order, rounds, end = sorted(range(len(runs)), key=least_s.__getitem__), 0, time.perf_counter() + seconds
     while rounds < _FEWEST_ROUNDS or time.perf_counter() < end:
@@ -218,7 +218,7 @@ def _sample(run: Work, seconds: float) -> _Sample:
 
 
 def _peaks(samples: Sequence[_Sample], dispatch_s: float) -> Iterator[Peak]:
-    """Fit each kind; and of those without arithmetic, in which operators differ most, each operator by itself."""
+    """Fit each kind of work, and each operator of the kinds without arithmetic, since these operators differ most."""
     groups: dict[tuple[str, str], list[_Sample]] = {}
     for each in samples:
         dtype = each.operation.dtype if each.operation.dtype in _DTYPES else torch.float32
@@ -250,17 +250,17 @@ def _bandwidths(moved_s: Mapping[int, float], start_s: float) -> list[Bandwidth]
 
 
 def fit(amounts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return what one of each amount costs, such that sums of amounts times costs come near to the measured times.
+    """Return the cost of one unit of each amount that makes the sums of amounts times costs fit the measured times.
 
-    It is the least squares of relative errors over costs that are not below zero.
+    The fit is the least-squares solution in relative errors with non-negative costs.
 
-    All sets of costs that may be zero are tried, so that amounts be few.
+    Every set of costs that could be zero is tried, so the number of amounts must be small.
 
     Args:
         amounts: a row for each measurement, with as many columns as there are costs.
-        seconds: of each measurement, above zero.
+        seconds: the time of each measurement, above zero.
 
-    Source: C. L. Lawson, R. J. Hanson, "Solving Least Squares Problems", 1974, chapter 23, of non-negative solutions.
+    Source: C. L. Lawson, R. J. Hanson, "Solving Least Squares Problems", 1974, chapter 23, on non-negative solutions.
     """
     taken_s = np.asarray(seconds, dtype=np.float64)
     rows = np.asarray(amounts, dtype=np.float64) / taken_s[:, None]

@@ -1,7 +1,7 @@
-"""Descriptions of devices: data, in TOML files, of what the simulator needs to know of one.
+"""Descriptions of devices: TOML files with what the simulator needs to know about a device.
 
-`devices/` holds those that come with the library; `fxlib calibrate` measures the processor at hand. In a file, figures
-have units in their names, and `source` says where they come from.
+`devices/` holds those that come with the library; `fxlib calibrate` measures this processor. Figures in a file have
+their unit in the name, and `source` says where they come from.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ class Peak:
 
     dtype: str
     work: str
-    """One of `operations.WORK`, an operator such as "aten.gelu", which goes before, or "any" for what is not listed."""
+    """One of `operations.WORK`; an operator such as "aten.gelu", which takes precedence; or "any" for everything not
+    listed."""
     flops_per_s: float = math.inf
     elements_per_s: float = math.inf
-    """Values that it goes through, on top of its arithmetic: laying out, converting, comparing."""
+    """Elements processed per second, in addition to the arithmetic: laying out, converting, comparing."""
     launch_s: float = 0.0
-    """Seconds that starting it takes on the device, however small it is."""
+    """Seconds to start the work on the device, however small it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidth:
-    """How fast one operator moves so many bytes, read or written: few may lie in a cache."""
+    """The rate at which one operator moves a given number of bytes, read or written; few bytes may lie in a cache."""
 
     bytes: float
     bytes_per_s: float
@@ -49,7 +50,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device. Peaks are of dense work."""
+    """One device. Peaks are for dense work."""
 
     name: str
     source: str
@@ -57,18 +58,18 @@ class Device:
     layer_s: float
     """Seconds that the program takes to call a layer."""
     overload_s: float
-    """To call an ATen overload, as graphs of `torch.export` do."""
+    """Seconds that the program takes to call an ATen overload, as graphs from `torch.export` do."""
     attribute_s: float
-    """To fetch a parameter or a buffer of a module within."""
+    """Seconds that the program takes to fetch a parameter or buffer of a submodule."""
     dispatch_s: float
-    """Seconds that the host takes to get one operator under way."""
+    """Seconds that the host takes to launch one operator."""
     asynchronous: bool
     """Whether the host goes on while the device works."""
     memory: tuple[Bandwidth, ...]
     peaks: tuple[Peak, ...]
 
     def peak(self, dtype: torch.dtype, work: str, operator: str = "") -> Peak:
-        """Return the peak for an operator, or for its kind of work; where a dtype has none, that of float32."""
+        """Return the peak for an operator, or for its kind of work; a dtype without one uses the peak for float32."""
         for name in (str(dtype).removeprefix("torch."), "float32"):
             for each in (operator, work, "any"):
                 if (name, each) in self._by_kind:
@@ -76,7 +77,7 @@ class Device:
         return self.peaks[0]
 
     def transfer_s(self, moved_bytes: int) -> float:
-        """Return how long an operator takes to move so much; between described amounts on logarithmic scales."""
+        """Return the seconds that an operator takes to move so many bytes, interpolated on logarithmic scales."""
         if not moved_bytes:
             return 0.0
         amounts, rates = self._bandwidths
@@ -97,10 +98,10 @@ def devices() -> tuple[str, ...]:
 
 
 def load_device(name: str | os.PathLike[str]) -> Device:
-    """Read a device: one that comes with the library, by its name, or a file of one's own.
+    """Read a device that comes with the library, by its name, or one from a file, by its path.
 
     Raises:
-        FxlibError: there is no such device, or the file does not describe one; names the field.
+        FxlibError: there is no such device, or the file does not describe one; the message names the field.
     """
     path = FOLDER / f"{name}.toml" if str(name) in devices() else Path(name)
     try:
@@ -108,10 +109,10 @@ def load_device(name: str | os.PathLike[str]) -> Device:
     except OSError as error:
         known = ", ".join(devices())
         raise FxlibError(
-            f"no device is called so, and no file: {error.strerror}", where=str(name), hint=f"There are {known}."
+            f"no device has this name, and no file: {error.strerror}", where=str(name), hint=f"There are {known}."
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FxlibError(f"is no TOML: {error}", where=str(path)) from error
+        raise FxlibError(f"is not TOML: {error}", where=str(path)) from error
     return _device(told, str(path))
 
 
@@ -150,7 +151,7 @@ def _device(told: Mapping[str, Any], where: str) -> Device:
     made: Device = _row(Device, {**told, **tables}, where)
     amounts = [each.bytes for each in made.memory]
     if amounts != sorted(set(amounts)):
-        raise FxlibError("goes from few bytes to many", where=f"{where}: memory")
+        raise FxlibError("must be in ascending order of bytes", where=f"{where}: memory")
     if unknown := {each.work for each in made.peaks if not each.work.startswith("aten.")} - {*WORK, "any"}:
         raise FxlibError(f"{unknown.pop()!r} is no kind of work", where=f"{where}: peaks", hint=f"{', '.join(WORK)}.")
     return made
@@ -159,12 +160,12 @@ def _device(told: Mapping[str, Any], where: str) -> Device:
 def _rows(told: Mapping[str, Any], name: str, where: str) -> list[Mapping[str, Any]]:
     found = told.get(name, [])
     if not (isinstance(found, list) and found and all(isinstance(each, dict) for each in found)):
-        raise FxlibError(f"{name} is no array of tables", where=where, hint=f"Write at least one [[{name}]].")
+        raise FxlibError(f"{name} is not an array of tables", where=where, hint=f"Write at least one [[{name}]].")
     return found
 
 
 def _row(kind: Any, told: Mapping[str, Any], where: str) -> Any:
-    """Make a dataclass of plain fields, each held to its type; rates and sizes are above zero."""
+    """Build a dataclass of plain fields, checking the type of each; rates and sizes must be above zero."""
     fields = kind.__dataclass_fields__
     if unknown := told.keys() - fields.keys():
         raise FxlibError(f"has no field {unknown.pop()!r}", where=where)
@@ -178,13 +179,13 @@ def _row(kind: Any, told: Mapping[str, Any], where: str) -> Any:
         if expected is float and type(given[name]) is int:
             given[name] = float(given[name])
         if expected is not None and type(given[name]) is not expected:
-            raise FxlibError(f"{name} is {given[name]!r}, and no {expected.__name__}", where=where)
+            raise FxlibError(f"{name} is {given[name]!r}, not a valid {expected.__name__}", where=where)
         if expected is float and not _fits(name, given[name]):
-            raise FxlibError(f"{name} is {given[name]!r}", where=where, hint="It is a finite number, above zero.")
+            raise FxlibError(f"{name} is {given[name]!r}", where=where, hint="Use a finite number above zero.")
     return kind(**given)
 
 
 def _fits(name: str, value: float) -> bool:
-    """Whether a figure may be: times may be none, and work in a second without bound; bytes may be neither."""
+    """Return whether a figure is allowed: times may be zero and rates infinite, sizes in bytes neither."""
     least = 0.0 if name.endswith("_s") and not name.endswith("_per_s") else math.ulp(0.0)
     return least <= value < math.inf or (value == math.inf and name in ("flops_per_s", "elements_per_s"))

@@ -1,9 +1,8 @@
-"""`fxlib.draw`: a graph as a picture, with what is known of each node: by graphviz, or as an HTML page.
+"""`fxlib.draw`: a picture of a graph with the figures of each node, by graphviz or as an HTML page.
 
 The page has a row for each node, from top to bottom in program order, and its inputs as lines beside the rows. A line
-leads from the node that makes a value down to the last that uses it, with a dot at each use; lines that overlap have
-lanes of their own, as far as there is room. Bars are time and memory. The page is made in linear time, and nothing in
-it is a script.
+leads from the node that makes a value down to its last user, with a dot at each use; overlapping lines have lanes of
+their own, as far as there is room. Bars show time and memory. The page is made in linear time and contains no script.
 """
 
 from __future__ import annotations
@@ -25,22 +24,23 @@ from fxlib.inspection.inputs import Given
 from fxlib.serialization.files import write_whole
 
 MOST_IN_DOT = 1000
-"""`dot` takes more than twice the time for twice the nodes."""
+"""Maximum number of nodes drawn by `dot`, which takes more than twice the time for twice the nodes."""
 _TIMEOUT_S = 120
 _CALM, _EFFECT, _UNKNOWN = "#eef3fa", "#f6d9c4", "#dddddd"
 
 
 def draw(drawn: Analysis | Model, path: str | os.PathLike[str], inputs: Given = None) -> None:
-    """Write a picture of a graph, with shapes, time, bytes and effects on its nodes. The file appears whole or not.
+    """Write a picture of a graph, with shapes, time, bytes and effects on its nodes. The file is written atomically.
 
     Args:
-        drawn: an analysis of `fxlib.analyze`; or a model, as that takes it.
-        path: where to; its ending says as what: `.html` (needs nothing), `.svg` (by graphviz), or `.dot` (for it).
-        inputs: of a model, as `fxlib.analyze` takes them.
+        drawn: an analysis from `fxlib.analyze`, or a model that it accepts.
+        path: the file to write; its suffix gives the format: `.html` (needs nothing), `.svg` (made by graphviz), or
+            `.dot` (for graphviz).
+        inputs: the inputs of a model, as `fxlib.analyze` takes them.
 
     Raises:
         CaptureError: the model cannot be captured.
-        FxlibError: the ending is another, inputs are missing, or graphviz is needed and missing, or fails.
+        FxlibError: the suffix is another one, inputs are missing, or graphviz is needed and is missing or fails.
         OSError: the file cannot be written.
     """
     target = Path(path)
@@ -60,7 +60,7 @@ _CUT = {"node": 30, "target": 32, "makes": 32, "effects": 60}
 
 
 def page(analysis: Analysis) -> str:
-    """Return the page; of a longer graph the first `MOST_NODES` nodes, and a note."""
+    """Return the page; a longer graph gives its first `MOST_NODES` nodes and a note."""
     title = escape(f"{analysis.name}: {len(analysis.nodes)} nodes")
     left = len(analysis.nodes) - MOST_NODES
     note = f"<p>{left} more nodes are not drawn; the text below counts them.</p>" if left > 0 else ""
@@ -68,7 +68,7 @@ def page(analysis: Analysis) -> str:
 
 
 def figure(analysis: Analysis) -> str:
-    """Return the rows and lines as an SVG fragment, for a page of one's own."""
+    """Return the rows and lines as an SVG fragment, to embed in another page."""
     nodes = list(analysis.nodes)[:MOST_NODES]
     margin = _LANES * _LANE + 10
     parts = [f'<text x="{margin + x}" y="12" font-weight="bold">{escape(name)}</text>' for name, x in _COLUMNS]
@@ -112,7 +112,7 @@ def _row(node: Node, figures: NodeFigures, y: int, margin: int, most: tuple[floa
 
 
 def _lines(nodes: Sequence[Node]) -> Iterator[str]:
-    """Yield a line for each value that is used beyond the next row, in the first lane that is free."""
+    """Yield a line for each value that is used beyond the next row, in the first free lane."""
     rows = {node: row for row, node in enumerate(nodes)}
     free, busy = list(range(_LANES)), list[tuple[int, int]]()
     for row, node in enumerate(nodes):
@@ -136,7 +136,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def dot_text(analysis: Analysis) -> str:
-    """Return the graph in the DOT language; of a longer one the first `MOST_IN_DOT` nodes, and a note.
+    """Return the graph in the DOT language; a longer graph gives its first `MOST_IN_DOT` nodes and a note.
 
     Source of the format: "DOT Language", https://graphviz.org/doc/info/lang.html.
     """
@@ -182,7 +182,7 @@ def _svg(analysis: Analysis) -> str:
 
 
 def _colour(figures: NodeFigures) -> str:
-    """Return the colour of a node: grey where it is unknown, warm where it has effects."""
+    """Return the colour of a node: grey if it is unknown, warm if it has effects."""
     if figures.unknown is not None:
         return _UNKNOWN
     return _EFFECT if figures.effects else _CALM
@@ -197,7 +197,7 @@ def _figures(figures: NodeFigures) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as it stands between the quotes of a label."""
+    """Return a text escaped for use between the quotes of a label."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 

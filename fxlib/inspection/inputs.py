@@ -1,4 +1,4 @@
-"""Stand-ins for the inputs of a graph: of tensors given, or of those that an exported graph is for."""
+"""Stand-ins for the inputs of a graph, made from given tensors or from the inputs that a graph was exported for."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Inputs:
 
     Args:
         graph: the graph.
-        given: arguments by position or by name; None: those that an exported graph of fixed sizes is for.
-        device: where inputs are that are given on the "meta" device.
-        symbolic: whether all sizes but 0 and 1 are symbols; those that an export declared dynamic always are.
+        given: arguments by position or by name; None: those that a graph of fixed sizes was exported for.
+        device: the device to assume for inputs that are given on the "meta" device.
+        symbolic: whether all sizes except 0 and 1 are symbols; sizes that an export declared dynamic always are.
 
     Raises:
-        FxlibError: arguments are missing, or are others than the graph takes.
+        FxlibError: arguments are missing, or the graph does not take them.
     """
 
     def __init__(self, graph: Graph, given: Given, device: torch.device, *, symbolic: bool) -> None:
@@ -47,7 +47,7 @@ class Inputs:
         self.symbolic = symbolic or declared
 
     def stand_ins(self, mode: FakeTensorMode) -> dict[Node, Any]:
-        """Return the value of each placeholder, its tensors without memory."""
+        """Return the value of each placeholder, with tensors that have no memory."""
         return {node: self._stand_in(place, mode) for place, node in enumerate(self._placeholders)}
 
     def _stand_in(self, place: int, mode: FakeTensorMode) -> Any:

@@ -1,12 +1,12 @@
-"""The operators that run inside a node, with the arithmetic that each does and the bytes that it moves.
+"""The operators that run inside a node, with the arithmetic of each and the bytes it moves.
 
-A layer or a function of torch is made of one or more ATen operators; those are what a device runs, one after another.
-FLOPs are by the formulas of `torch.utils.flop_counter` (two for a multiplication with an addition; matrix products,
-convolutions and attention; nothing else counts). Bytes are what an operator has to read and to write at least once;
-elements are the values in them, and of pooling those in all of its windows.
+A layer or function of torch consists of one or more ATen operators, which a device runs one after another. FLOPs follow
+the formulas of `torch.utils.flop_counter` (two for a multiplication with an addition; only matrix products,
+convolutions and attention count). Bytes are what an operator must read and write at least once; elements are the values
+in them, which for pooling means the values in all of its windows.
 
-Operators of one kind of work take time for the same reasons, and a device is described by kinds. A kind is told by an
-operator's name, its tags (`torch.Tag`) and, of convolutions, its groups.
+Operators of one kind of work take time for the same reasons, so a device is described by kinds. The kind follows from
+an operator's name, its tags (`torch.Tag`) and, for convolutions, its groups.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _aten = torch.ops.aten
 _FREE: frozenset[object] = frozenset(
     {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
 )
-"""Operators that neither read nor write."""
+"""Operators that neither read nor write memory."""
 
 WORK = (
     *("matmul", "attention", "convolution", "grouped_convolution", "pooling", "normalization", "reduction"),
     *("elementwise", "transcendental", "lookup", "other"),
 )
-"""All kinds; in a description "any" stands for those that are not listed."""
+"""All kinds of work; in a description, "any" stands for the kinds that are not listed."""
 _WINDOWS = {
     *(_aten.max_pool2d_with_indices, _aten.max_pool3d_with_indices),
     *(_aten.avg_pool2d, _aten.avg_pool3d),
@@ -68,7 +68,7 @@ _KINDS: dict[object, str] = {
     for packet in packets
 }
 _LOOKUPS = frozenset(packet for packet, kind in _KINDS.items() if kind == "lookup")
-"""Operators that read as much of their first argument as they return, however large it is."""
+"""Operators that read only as much of their first argument as they return, however large it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,28 +80,28 @@ class Operation:
     read_bytes: Size
     written_bytes: Size
     elements: Size
-    """Values that it goes through, one by one."""
+    """Number of values that the operator processes one by one."""
     dtype: torch.dtype
     work: str
-    """Its kind, one of `WORK`."""
+    """The kind of work, one of `WORK`."""
     is_view: bool = False
-    """It only makes a new tensor over the same memory: nothing for the device to do."""
+    """Whether the operator only makes a new tensor over the same memory, which is no work for the device."""
 
     @property
     def operator(self) -> str:
-        """The name without the overload, such as `aten.add`."""
+        """The operator's name without the overload, such as `aten.add`."""
         return self.name.rpartition(".")[0]
 
 
 class Operations(TorchDispatchMode):
-    """Notes the operators that run under it; to be entered inside of the mode that makes fake tensors."""
+    """Records the operators that run under it; enter it inside the mode that makes fake tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Operation] = []
 
     def taken(self) -> tuple[Operation, ...]:
-        """Return what was found since this was last called."""
+        """Return the operators recorded since the last call."""
         found, self.found = tuple(self.found), []
         return found
 
@@ -151,7 +151,7 @@ def _written(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 @functools.cache
 def _writes(func: OpOverload[..., Any]) -> tuple[tuple[int, str], ...]:
-    """Return place and name of each argument that an operator writes, by its schema."""
+    """Yield position and name of each argument that an operator writes, according to its schema."""
     return tuple(
         (place, argument.name)
         for place, argument in enumerate(func._schema.arguments)
@@ -163,20 +163,20 @@ _CONVOLUTIONS = {_aten.convolution, _aten._convolution, _aten.cudnn_convolution,
 
 
 def _work_of(func: OpOverload[..., Any], args: tuple[Any, ...]) -> str:
-    """Return the kind of an operator; of a convolution it depends on its groups."""
+    """Return the kind of an operator; for a convolution it depends on the groups."""
     if func.overloadpacket in _CONVOLUTIONS:
         return "grouped_convolution" if len(args) > 8 and args[8] > 1 else "convolution"
     return _kind(func)
 
 
 def _flops_of(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Size:
-    """Return the arithmetic of an operator, by torch's formulas; 0 where there is none for it."""
+    """Return the arithmetic of an operator by torch's formulas; 0 if torch has none for it."""
     formula = _formula(func.overloadpacket)
     return 0 if formula is None else formula(*args, **kwargs, out_val=made)
 
 
 def _window_of(func: OpOverload[..., Any], args: tuple[Any, ...]) -> int:
-    """Return how many values an operator looks at for each of its results, where that is a window that it is given."""
+    """Return how many values an operator reads for each result, if it has a window argument."""
     if func.overloadpacket not in _WINDOWS:
         return 1
     sides, dimensions = args[1], 3 if "3d" in func.name() else 2
@@ -205,4 +205,4 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: 
 
 
 _OWN: dict[object, Callable[..., Any]] = {_aten._scaled_dot_product_flash_attention_for_cpu: _attention}
-"""Operators of which torch has the formula, but not under their name."""
+"""Operators for which torch has the formula under another name."""

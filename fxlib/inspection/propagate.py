@@ -1,10 +1,10 @@
-"""Runs a graph on tensors without memory, node by node, and notes what each makes and which operators it runs.
+"""Runs a graph on tensors without memory, and records the value and the operators of each node.
 
-Nothing happens outside: no remote call is made, no code is run that may do anything, the module's tensors have
-stand-ins, and modes and random generators are put back. Each node is visited once.
+A run has no side effects: it makes no remote call, runs no code with unknown effects, replaces the module's tensors
+with stand-ins, and restores modes and random generators. Each node is visited once.
 
-A remote call's contract, or the profile of a run, tells what it returns. Where neither does, and behind code that may
-do anything, the value is `Unknown`, with the reason why.
+The value of a remote call comes from its contract or from a profile. Without either, and after code with unknown
+effects, the value is `Unknown`, with the reason.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from fxlib.utils.text import location_of
 
 
 class Why(Enum):
-    """Why nothing is known of a value: a sentence, in which `{}` stands for the detail."""
+    """Why a value is unknown: a sentence in which `{}` stands for the detail."""
 
-    REMOTE = "neither a contract's returns= nor a profile tells what {} returns"
-    OPAQUE = "it runs code that may do anything ({}), and nothing is run"
-    VALUES = "what it makes depends on the values of tensors ({})"
+    REMOTE = "neither a contract's returns= nor a profile says what {} returns"
+    OPAQUE = "it runs code of unknown effects ({}), which an analysis does not run"
+    VALUES = "its result depends on the values of tensors ({})"
     UNSUPPORTED = "torch cannot follow it without values ({})"
-    INPUT = "nothing is known of its input {}"
+    INPUT = "its input {} is unknown"
 
     def sentence(self, detail: str) -> str:
-        """Return the reason in words."""
+        """Return the reason as a sentence."""
         return self.value.format(detail)
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """In the place of a value that nothing is known of."""
+    """Stands for a value that is unknown."""
 
     why: Why
     detail: str
 
     def __str__(self) -> str:
-        """Return why."""
+        """Return the reason why the value is unknown."""
         return self.why.sentence(self.detail)
 
 
@@ -77,7 +77,7 @@ _UNKNOWN_IN_PLACE = Unknown(Why.OPAQUE, "an object of the process")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One node, run: its value, or why it is unknown, and its operators, in order."""
+    """The run of one node: its value, or why it is unknown, and its operators, in order."""
 
     value: Any
     operations: tuple[Operation, ...] = ()
@@ -89,7 +89,7 @@ class Propagation:
     Args:
         module: the module.
         behaviours: what each node does, in the order of the graph.
-        profile: of the program, if there is one: it knows what remote calls return.
+        profile: the program's profile, if there is one: it has what remote calls return.
         symbolic: whether sizes of inputs are symbols.
     """
 
@@ -107,14 +107,14 @@ class Propagation:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env, static_shapes=True)
 
     def run(self, inputs: Mapping[Node, Any]) -> dict[Node, Run]:
-        """Visit all nodes, in time proportional to nodes and edges.
+        """Visit all nodes, in time proportional to the number of nodes and edges.
 
         Args:
-            inputs: a value for each placeholder, its tensors stand-ins of `mode`.
+            inputs: a value for each placeholder, with tensors that are stand-ins of `mode`.
 
         Raises:
-            FxlibError: a node cannot run on such inputs, whatever their values; says which, and where.
-            ContractError: a contract's `returns` does not take the arguments of its call.
+            FxlibError: a node cannot run on such inputs, whatever their values; the message says which node and where.
+            ContractError: a contract's `returns` does not accept the arguments of its call.
         """
         found: dict[Node, Run] = {}
         with self._aside(), self.mode, Operations() as operations:
@@ -147,7 +147,7 @@ class Propagation:
         return self._run(node)
 
     def _without_running(self, node: Node, behaviour: Behaviour) -> tuple[bool, Any]:
-        """Whether what a node makes is told without running it, and what that is."""
+        """Return whether a node's value is known without running it, and that value."""
         if node.op == "get_attr":
             return True, self._attribute(node)
         if node.target in TRACKERS:
@@ -171,7 +171,7 @@ class Propagation:
 
     @contextmanager
     def _state_aside(self, node: Node) -> Iterator[None]:
-        """Lend a layer stand-ins for its tensors: some count their batches in memory of their own."""
+        """Give a layer stand-ins for its tensors, since some layers count their batches in memory of their own."""
         if node.op != "call_module":
             yield
             return
@@ -197,7 +197,7 @@ class Propagation:
             raise FxlibError(
                 f"cannot run on such inputs: {_first_line(error)}",
                 where=location_of(node),
-                hint="Give inputs of shapes and dtypes that the model takes.",
+                hint="Give inputs with the shapes and dtypes that the model takes.",
             ) from error
 
 
@@ -206,15 +206,15 @@ def _first_line(error: Exception) -> str:
 
 
 def stand_in(call: Node, values: dict[Node, Any], profile: Profile | None) -> Any:
-    """Return tensors like those that a call returns; to be asked under a mode that makes them without memory.
+    """Return tensors like those that a call returns; call it under a mode that makes tensors without memory.
 
     Args:
         call: a blocking call, an issue, or the wait for one item of a batch.
-        values: of the nodes before.
-        profile: of the program, if there is one.
+        values: the values of the nodes before.
+        profile: the program's profile, if there is one.
 
     Raises:
-        ContractError: the contract's `returns` does not take the arguments of the call.
+        ContractError: the contract's `returns` does not accept the arguments of the call.
     """
     contract = contract_of_call(call)
     states = names_a_function(call) or is_item(call) or client_of(call) is not None

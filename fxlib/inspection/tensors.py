@@ -1,4 +1,4 @@
-"""What is known of a value without its numbers: the shape, dtype and memory of each tensor in it."""
+"""Facts about a value without its numbers: the shape, dtype and memory of each tensor in it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Size = int | torch.SymInt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFacts:
-    """One tensor. Sizes that may differ from run to run are symbols, with the size of the given inputs as a hint."""
+    """The facts about one tensor. Sizes that vary between runs are symbols, with the given inputs' size as a hint."""
 
     shape: tuple[Size, ...]
     dtype: torch.dtype
     device: str
     bytes: Size
-    """Bytes of its elements, each counted once where it is expanded."""
+    """Bytes of its elements; elements of an expanded tensor count once."""
     memory: int
-    """Tensors with the same number lie in the same memory."""
+    """Number of the memory that the tensor lies in; tensors with the same number share their memory."""
 
     def __str__(self) -> str:
-        """Return it as `float32[2, 3]`."""
+        """Return the facts in short, such as `float32[2, 3]`."""
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a nest, each once."""
+    """Yield each tensor of a nested value once."""
     seen = set[int]()
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor) and id(leaf) not in seen:
@@ -39,7 +39,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def facts_of(value: torch.Tensor) -> TensorFacts:
-    """Return what is known of one tensor."""
+    """Return the facts about one tensor."""
     return TensorFacts(
         shape=tuple(value.shape),
         dtype=value.dtype,
@@ -50,12 +50,12 @@ def facts_of(value: torch.Tensor) -> TensorFacts:
 
 
 def bytes_of(value: torch.Tensor) -> Size:
-    """Return the bytes of a tensor's elements; those of an expanded one count once."""
+    """Return the bytes of a tensor's elements; those of an expanded tensor count once."""
     return count_of(value) * value.element_size()
 
 
 def count_of(value: torch.Tensor) -> Size:
-    """Return how many elements a tensor has in memory; those of an expanded one count once."""
+    """Return how many elements a tensor has in memory; those of an expanded tensor count once."""
     if value.is_nested:
         return 0
     if value.layout is not torch.strided:
@@ -68,15 +68,15 @@ def count_of(value: torch.Tensor) -> Size:
 
 
 def memory_of(value: torch.Tensor) -> int:
-    """Return what tensors over the same memory have in common, for as long as one of them lives."""
+    """Return a key that tensors over the same memory share, for as long as one of them lives."""
     try:
         return int(value.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, or a wrapper
+    except (RuntimeError, NotImplementedError):  # a tensor without storage: a sparse one, or a wrapper
         return id(value)
 
 
 def held_bytes(value: torch.Tensor) -> Size:
-    """Return the bytes of the memory that a tensor lies in, all of it."""
+    """Return the bytes of the whole storage that a tensor lies in."""
     try:
         return value.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError):
@@ -84,7 +84,7 @@ def held_bytes(value: torch.Tensor) -> Size:
 
 
 def number(size: Size) -> int | None:
-    """Return a size, by its hint if it is a symbol; None where only a run can tell."""
+    """Return a size, or its hint if it is a symbol; None if only a run can determine it."""
     if isinstance(size, int):
         return size
     found = size.node.hint if size.node.has_hint() else None

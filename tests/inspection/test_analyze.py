@@ -199,7 +199,7 @@ def test_a_profile_tells_what_a_remote_call_returns_and_how_long_it_takes() -> N
 def test_what_nobody_tells_is_said_to_be_unknown() -> None:
     analysis = analyze(fxlib.capture(Remote()), [torch.zeros(5, dtype=torch.int64)])
     assert list(analysis.unknown) == ["lookup_rows"]
-    assert "neither a contract's returns= nor a profile tells" in analysis.unknown["lookup_rows"]
+    assert "neither a contract's returns= nor a profile says" in analysis.unknown["lookup_rows"]
     assert figures_of(analysis, "mul").tensors == ()
     assert "unknown" in str(analysis)
 
@@ -253,7 +253,7 @@ def test_code_that_may_do_anything_is_not_run() -> None:
     module = fxlib.capture(nn.Sequential(Own(), nn.ReLU()), leaf_modules=[Own])
     analysis = analyze(module, [X])
     assert ran == []
-    assert any("code that may do anything" in why for why in analysis.unknown.values())
+    assert any("code of unknown effects" in why for why in analysis.unknown.values())
 
 
 @pytest.mark.slow

@@ -153,11 +153,11 @@ def test_this_processor_is_measured_and_written(tmp_path: Path, monkeypatch: pyt
     [
         ("memory_bytes = 1e+09", "", "lacks the field 'memory_bytes'"),
         ("memory_bytes = 1e+09", "memory_bytes = -1", "memory_bytes is -1.0"),
-        ("memory_bytes = 1e+09", 'memory_bytes = "much"', "no float"),
+        ("memory_bytes = 1e+09", 'memory_bytes = "much"', "not a valid float"),
         ("memory_bytes = 1e+09", "memory_bytes = 1\ncores = 4", "has no field 'cores'"),
         ('work = "any"', 'work = "magic"', "'magic' is no kind of work"),
         ("[[memory]]", "[[peaks]]", "Write at least one"),
-        ("layer_s = 0", "layer_s =", "is no TOML"),
+        ("layer_s = 0", "layer_s =", "is not TOML"),
         ("flops_per_s = 1000", "flops_per_s = 0", "flops_per_s is 0.0"),
     ],
 )
