@@ -1,4 +1,7 @@
-"""Facts about a graph: effects, aliases, dependencies, schedules. Nothing here changes a graph."""
+"""Facts about a graph: effects, aliases, dependencies, costs, schedules.
+
+Nothing here changes a graph (`fxlib.passes` does) or runs one (`fxlib.inspection` does).
+"""
 
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.model import Effects, NodeEffects

@@ -1,6 +1,6 @@
-"""What a graph's layers are: linear ones and convolutions, the weights that keep through a forward, ranks of values.
+"""The layers of a graph: linear layers and convolutions, weights that a forward leaves unchanged, ranks of values.
 
-It is what passes for inference share. What one operator does is told by `fxlib.analysis.operators`.
+The passes for inference share these facts. `fxlib.analysis.operators` describes single operators.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FUNCTIONS = {getattr(F, name): name for name in _MODULES.values()}
 _OVERLOADS = re.compile(r"aten::(linear|convolution|conv[123]d|conv_transpose[123]d)$")
 
 Rank = int | Node
-"""A number of dimensions, or the placeholder that has as many."""
+"""A number of dimensions, or the placeholder whose value has as many."""
 
 _KEEPING = frozenset(
     f"{name}{form}"
@@ -56,13 +56,13 @@ _KEEPING = frozenset(
     for form in ("", "_")
 )
 _REDUCING = frozenset({"mean", "sum", "amax", "amin"})
-"""Operators that keep the number of dimensions where their third argument says so."""
+"""Operators that keep the number of dimensions if their third argument says so."""
 _KEEPING_MODULES = tuple(
     f"torch.nn.modules.{name}"
     for name in ("activation", "batchnorm", "conv", "dropout", "instancenorm", "linear", "normalization", "pooling")
 )
 _STATED: dict[type[nn.Module], int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
-"""Modules that take tensors of one rank alone."""
+"""Modules that accept tensors of one rank only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,33 +76,33 @@ class Affine:
     input: Node
     kind: Kind
     dimensions: int | None
-    """Number of the kernel's dimensions; None where the operator takes any."""
+    """Number of the kernel's dimensions; None if the operator accepts any."""
     weight: Weight
     bias: Weight | None
     groups: int
     pads_zeros: bool
-    """Whether what it multiplies with its weights is, at the borders, zero instead of its input."""
+    """Whether the layer pads its input with zeros at the borders."""
 
     @property
     def outputs(self) -> int:
-        """Number of channels of its result."""
+        """Number of output channels."""
         shape = self.weight.tensor.shape
         return int(shape[1]) * self.groups if self.kind == "transposed" else int(shape[0])
 
     @property
     def inputs(self) -> int:
-        """Number of channels that it takes."""
+        """Number of input channels."""
         shape = self.weight.tensor.shape
         return int(shape[0]) if self.kind == "transposed" else int(shape[1]) * self.groups
 
     @property
     def rank(self) -> int:
-        """Number of dimensions of a batch, the only form in which channels are the second."""
+        """Number of dimensions of a batched input, the only form in which the second dimension holds the channels."""
         return self.weight.tensor.dim()
 
 
 def affine_of(module: GraphModule, node: Node) -> Affine | None:
-    """Return what a node is as a linear layer or convolution; None if it is none, or not by weights of the module's."""
+    """Return the linear layer or convolution that a node calls; None if there is none with the module's weights."""
     if node.op == "call_module":
         called = submodule(module, str(node.target))
         return _of_module(node, called) if type(called) in _MODULES and is_known(called) else None
@@ -112,11 +112,11 @@ def affine_of(module: GraphModule, node: Node) -> Affine | None:
 
 
 def functional(affine: Affine, module: GraphModule) -> tuple[Any, list[Any]]:
-    """Return the function that a module's call stands for, and what it takes after input, weight and bias.
+    """Return the function that a module's call stands for, and its arguments after input, weight and bias.
 
     Args:
-        affine: a call of a module.
-        module: that the node belongs to.
+        affine: a layer that is called as a module.
+        module: the module that the node belongs to.
     """
     layer = submodule(module, str(affine.node.target))
     function = getattr(F, _MODULES[type(layer)])
@@ -141,7 +141,7 @@ def _name(target: object) -> str | None:
 
 
 def _of_module(node: Node, layer: Any) -> Affine | None:
-    """A transposed convolution may be called with an `output_size`, which decides its padding: not taken."""
+    """Transposed convolutions are not taken: a call may pass an `output_size`, which decides the padding."""
     given = (*node.args, *node.kwargs.values())
     if len(given) != 1 or not isinstance(given[0], Node):
         return None
@@ -188,7 +188,7 @@ def _pads(padding: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Weight:
-    """A parameter or buffer, and the names of all that its value was computed from (of itself, as a rule)."""
+    """A parameter or buffer, and the names of everything that its value was computed from (usually itself)."""
 
     name: str
     tensor: torch.Tensor
@@ -196,7 +196,7 @@ class Weight:
 
     @classmethod
     def held(cls, owner: nn.Module, path: str, name: str) -> Weight | None:
-        """Return the one that a submodule at `path` holds under a name; None if the slot is empty."""
+        """Return the weight that the submodule at `path` holds under a name; None if there is none."""
         tensor = owner._parameters.get(name)
         tensor = getattr(owner, name) if tensor is None else tensor
         full = f"{path}.{name}"
@@ -204,7 +204,7 @@ class Weight:
 
     @classmethod
     def read(cls, module: GraphModule, node: object) -> Weight | None:
-        """Return the one that a `get_attr` node reads; None if it is no such node."""
+        """Return the weight that a `get_attr` node reads; None for any other node."""
         if not isinstance(node, Node) or node.op != "get_attr":
             return None
         tensor = attribute(module, str(node.target))
@@ -214,10 +214,10 @@ class Weight:
 
 
 class Steadiness:
-    """Answers, for one program, whether weights are at a node what they were before the forward."""
+    """Answers, for one program, whether a weight at a node still has its value from before the forward."""
 
     def __init__(self, module: GraphModule, effects: Effects) -> None:
-        """Note what the program writes, and where it first runs code that may write anything."""
+        """Record what the program writes, and where it first runs code that may write anything."""
         self._effects = effects
         self._written: set[int] = set()
         self._unsure_from = len(effects.nodes)
@@ -229,11 +229,11 @@ class Steadiness:
 
     @property
     def written(self) -> set[int]:
-        """The classes of memory that the program writes."""
+        """The alias classes that the program writes."""
         return self._written
 
     def refusal(self, node: Node, weights: Iterable[torch.Tensor]) -> Reason | None:
-        """Return why the values that the node sees may be others than those of before; None if they are the same."""
+        """Return why the node may see other values than before the forward; None if it sees the same."""
         if self._effects.index[node] > self._unsure_from:
             return Reason.OPAQUE_NEIGHBOUR
         written = self._written and not self._written.isdisjoint(self._effects.aliases.of_state(weights))
@@ -241,7 +241,7 @@ class Steadiness:
 
 
 def _is_idle_norm(module: GraphModule, node: Node) -> bool:
-    """Whether the node is a norm whose statistics rest: its flag is a condition of the capture."""
+    """Return whether the node is a norm that leaves its statistics alone; its flag is a condition of the capture."""
     if node.op != "call_module":
         return False
     called = submodule(module, str(node.target))
@@ -249,7 +249,7 @@ def _is_idle_norm(module: GraphModule, node: Node) -> bool:
 
 
 def ranks_of(module: GraphModule, effects: Effects) -> dict[Node, Rank]:
-    """Return the ranks of all values of which the graph, whose effects are given, tells, in one pass over it."""
+    """Return the ranks of all values for which the graph and its effects determine one, in one pass over the graph."""
     found: dict[Node, Rank] = {}
     has_names = type(module.graph._codegen) is CodeGen
     for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
@@ -290,13 +290,13 @@ def _of_work(module: GraphModule, node: Node, operator: Operator | None, found: 
 
 
 def _shared(node: Node, found: dict[Node, Rank]) -> Rank | None:
-    """Return the rank that all inputs share; parameters do not count, which are of one rank for each operator."""
+    """Return the rank that all inputs share, leaving out parameters, whose rank is fixed for each operator."""
     ranks = {found.get(value) for value in node.all_input_nodes if value.op != "get_attr"}
     return ranks.pop() if len(ranks) == 1 else None
 
 
 def only_user(node: Node) -> Node | None:
-    """Return the one node that uses a value; None if there are none or several."""
+    """Return the only node that uses a value; None if there are none or several."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -354,5 +354,5 @@ def activation_of(module: GraphModule, node: Node) -> str | None:
 
 
 def is_relu(module: GraphModule, node: Node) -> bool:
-    """Whether a node is a ReLU, in place or not."""
+    """Return whether a node is a ReLU, in place or not."""
     return activation_of(module, node) == "relu"

@@ -301,7 +301,7 @@ def hooked(hook: Any, state: object = None) -> nn.Module:
     "make, trainers, reason, said",
     [
         (Hybrid, 1, Reason.COLLECTIVES, "Workload.trainers"),
-        (Hybrid, 3, Reason.COLLECTIVES, "that of 1 ranks, and Workload.trainers is 3"),
+        (Hybrid, 3, Reason.COLLECTIVES, "for 1 ranks, and Workload.trainers is 3"),
         (lambda: hooked(own_hook), 1, Reason.OPAQUE_CODE, "of DistributedDataParallel 'dense': .* own_hook"),
         (lambda: hooked(default_hooks.fp16_compress_hook, object()), 1, Reason.OPAQUE_CODE, "fp16_compress_hook"),
         (lambda: Hybrid(Decides()), 1, Reason.OPAQUE_CODE, "module 'dense.module' of class .*Decides"),

@@ -26,7 +26,7 @@ def test_random_programs_do_the_same_whichever_ranks_run_them_rewritten() -> Non
 def test_what_no_trial_can_hold_is_every_rank_s_answer_with_its_reason_and_without_a_service() -> None:
     for reason, explanation, warned in on_all_ranks(refused):
         assert reason == "COLLECTIVES", explanation
-        assert "that of 2 ranks, and Workload.trainers is 3" in explanation
+        assert "for 2 ranks, and Workload.trainers is 3" in explanation
         assert not warned
 
 

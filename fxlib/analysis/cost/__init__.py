@@ -1,4 +1,4 @@
-"""What nodes, calls, servers and whole steps take, measured or estimated, and the bound that no order can beat.
+"""Costs of nodes, calls, servers and whole steps, measured or estimated, and the bound that no order can beat.
 
-Which order to choose is decided in `fxlib.analysis.scheduling`.
+`fxlib.analysis.scheduling` chooses the order.
 """

@@ -1,23 +1,23 @@
-"""The length of a step that no schedule of a program can beat, by the cost model.
+"""The length of a step that no schedule of a program can beat, according to the cost model.
 
 Each term is less than or equal to the length of every step that `cost.simulate` makes of any legal order of
 the program, its calls sent singly or coalesced:
 
-- *compute*: the trainer's thread does all local work itself, and issues at least one message to each destination for
-  the calls that may be coalesced, and one for each call that may not. A message takes its issue and a wait.
+- *compute*: the trainer's thread does all local work itself. It issues at least one message to each destination for the
+  calls that may be coalesced, and one for each other call. A message takes its issue and a wait.
 - *critical path*: a legal order respects every dependency, so the forward lasts as long as the longest chain of them,
-  a call taking its issue, its service with nothing else in its way, and its wait. Coalescing shortens such chains, so
-  a call that may share a message has an issue only on the way to its own answer, and a call that may travel in the
-  message of an earlier one does not wait for that one's answer. Loss, backward, the rest and the pushes follow, which
-  take at least the issue and the service of the longest of them, and what they all together make a server work.
-- *server*: a server's workers share its work evenly at best. Each call is at least the work that it adds to a batch,
-  and a batch is at least the longest of its calls.
+  in which a call takes its issue, its undisturbed service, and its wait. Coalescing shortens such chains, so the issue
+  of a call that may share a message counts only on the way to its own answer, and a call that may travel in the message
+  of an earlier call does not wait for that call's answer. Loss, backward, the rest and the pushes follow; the pushes
+  take at least the issue and the service of the longest, and the work that all of them together make for a server.
+- *server*: a server's workers share its work evenly at best. Each call takes at least the work that it adds to a batch,
+  and a batch takes at least as long as the longest of its calls.
 - *transfer*: each link carries all bytes that cross it, one after another.
 
-In a loop under `fxlib.pipeline`, servers and links work beside the trainer, so their terms are what they do for one
-step, and no more. What is left of the critical path is the chain of *conflicts*: a read of rows that a push changes
-comes after that push, unless the trainer can make the push's update itself, and the push comes after backward; and a
-read that runs ahead leaves no more steps before its own than the pipeline is deep.
+In a loop under `fxlib.pipeline`, servers and links work in parallel with the trainer, so their terms are just their
+work for one step. The critical path reduces to the chain of *conflicts*: a read of rows that a push changes comes after
+that push, unless the trainer can make the push's update itself, and the push comes after backward; and a read that runs
+ahead leaves no more steps before its own than the pipeline is deep.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from fxlib.spec.profile import Profile, Push, Spread
 from fxlib.spec.report import Span, Timeline
 
 _IN_TURN = frozenset({Why.SERVER, Why.COMMIT})
-"""Causes for which a call has to come after another's answer, unless one message carries both, in program order."""
+"""Causes for which a node must come after a call's answer, unless one message carries both in program order."""
 _AT_ISSUE = frozenset({Why.GRADIENT, Why.RANDOM})
-"""Causes for which a node has to come after a blocking call's issue, but not after its answer."""
+"""Causes for which a node must come after a blocking call's issue, but not after its answer."""
 _HALVINGS = 16
-"""How often the interval is halved in which the length of a chain lies that depends on the length of steps."""
+"""Number of times to halve the interval that contains the length of a chain that depends on the length of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The bound and its terms, each a bound by itself, in seconds per step."""
+    """The bound and its terms, each a bound on its own, in seconds per step."""
 
     step_s: float
     compute_s: float
@@ -55,17 +55,18 @@ class Bound:
     server_s: float
     transfer_s: float
     limiting: str
-    """The term that is the largest: "compute", "critical path", "server" or "transfer"; in a loop under a pipeline,
-    "conflicts" stands for the critical path."""
+    """The largest term: "compute", "critical path", "server" or "transfer"; in a loop under a pipeline, "conflicts"
+    replaces the critical path."""
     timeline: Timeline = field(repr=False)
-    """A step of that length, for a picture: the calls of the critical path in flight, and the work on the thread."""
+    """A step of that length, for display: the calls of the critical path in flight, and the work on the thread."""
 
 
 def bound(module: GraphModule, profile: Profile | None, *, typical: bool = False) -> Bound:
-    """Bound the step of a captured module, or of one whose calls are split, by what the program was measured to take.
+    """Bound the step of a module, captured or with its calls split, by the profile of the program.
 
-    Nodes and edges are looked at once. Each part counts with the least that was seen of it, or with what is `typical`
-    of it: then it bounds what `fxlib.analysis.cost.simulate.predict` says of the program's legal orders.
+    Nodes and edges are visited once. Each part counts with its shortest measured time or, if `typical`, with its
+    typical one: then the result bounds what `fxlib.analysis.cost.simulate.predict` gives for the program's legal
+    orders.
     """
     costs = Costs.of(module, profile if profile is None or typical else fastest(profile))
     dependencies = Dependencies.of(module)
@@ -73,14 +74,14 @@ def bound(module: GraphModule, profile: Profile | None, *, typical: bool = False
 
 
 def bound_pipelined(module: GraphModule, profile: Profile | None, loop: Loop, *, typical: bool = False) -> Bound:
-    """Bound the steady step of a loop under `fxlib.pipeline`, as `bound` does a step by itself."""
+    """Bound the steady step of a loop under `fxlib.pipeline`, as `bound` does for a single step."""
     costs = Costs.of(module, profile if profile is None or typical else fastest(profile))
     ahead = may_run_ahead(module, several_trainers=loop.several_trainers)
     return _PipelinedTerms(Dependencies.of(module), costs, ahead, loop).bound()
 
 
 def fastest(profile: Profile) -> Profile:
-    """Return a profile in which everything takes the least that was seen."""
+    """Return a profile in which everything takes the shortest measured time."""
     share = profile.least_share
 
     def least(push: Push | None) -> Push | None:
@@ -114,7 +115,7 @@ def fastest(profile: Profile) -> Profile:
 
 
 class _Terms:
-    """What all terms are made of."""
+    """The data that all terms are computed from."""
 
     path = "critical path"
 
@@ -156,7 +157,7 @@ class _Terms:
         return self._work_s + handling_s + self._after_s + pushes_s
 
     def _handling_s(self, call: CallCost) -> float:
-        """Return how long the trainer's thread is busy with a call that travels by itself."""
+        """Return how long the trainer's thread is busy with a call that travels alone."""
         return call.issue_s + call.wait_s
 
     def _critical_path_s(self) -> float:
@@ -178,7 +179,7 @@ class _Terms:
         issued: list[float] = []
         ends: list[float] = []
         sent: list[float] = []
-        """When the call was issued that a node makes, issues or waits for."""
+        """Time of the issue of the call that a node makes, issues or waits for, in seconds."""
         for place, node in enumerate(self._nodes):
             start = 0.0
             for source, why in self._dependencies.before(place):
@@ -199,7 +200,7 @@ class _Terms:
         )
 
     def _may_follow(self, node: Node, other: Node) -> bool:
-        """Whether a call may share the message of an earlier one, and so need not wait for the answer to that."""
+        """Return whether a call may share the message of an earlier one, and so need not wait for its answer."""
         message = self._costs.messages.get(node)
         earlier = self._costs.messages.get(issue_of(other)) if other in self._costs.results else None
         if message is None or earlier is None or message.to != earlier.to:
@@ -207,29 +208,29 @@ class _Terms:
         return all(map(_may_coalesce, (*message.calls, *earlier.calls)))
 
     def _is_joined(self, node: Node) -> bool:
-        """Whether somebody waits for what the node sends: the forward then lasts until its answer."""
+        """Return whether something waits for what the node sends, so that the forward lasts until the answer."""
         return node not in self._costs.messages or any(user in self._costs.results for user in (node, *node.users))
 
     def _shares_issue(self, node: Node) -> bool:
-        """Whether the node issues a call that may travel in a message issued for another, at no issue of its own."""
+        """Return whether the node issues a call that may travel in another issue's message, at no cost of its own."""
         message = self._costs.messages.get(node)
         return message is not None and all(map(_may_coalesce, message.calls))
 
     def _issue_s(self, node: Node) -> float:
-        """How long a node takes until whatever does not need its answer can follow."""
+        """Return how long a node takes until whatever does not need its answer can follow."""
         message = self._costs.messages.get(node)
         if message is not None:
             return min(call.issue_s for call in message.calls)
         return 0.0 if node in self._costs.results else self._costs.seconds[node]
 
     def _answer_s(self, node: Node) -> float:
-        """How long it takes from there to its answer: at least its cheapest call's service; of a wait, the wait."""
+        """Return how long the answer takes from there: its cheapest call's service at least; for a wait, the wait."""
         message, call = self._costs.messages.get(node), self._costs.results.get(node)
         service_s = 0.0 if message is None else min(call.service_s for call in message.calls)
         return service_s + (0.0 if call is None else min(call.wait_s, self._costs.seconds[node]))
 
     def _server_s(self) -> float:
-        """Return the longest that one server is busy with the step, and what must come after that."""
+        """Return the longest time that one server is busy with the step, and what must come after it."""
         busy = [0.0]
         for to, calls in self._by_destination().items():
             longest_s = max(work_s(call, self._costs.servers[to]) for call in calls)
@@ -237,7 +238,7 @@ class _Terms:
         return max(busy) + self._after_s
 
     def _work_of(self, to: str, calls: Sequence[CallCost]) -> float:
-        """Return how long a server is busy with calls at least, all of its workers side by side."""
+        """Return how long a server is busy with calls at least, with all of its workers in parallel."""
         server = self._costs.servers[to]
         works = [work_s(call, server) for call in calls]
         added = [self._added_s(call) for call in calls]
@@ -245,13 +246,13 @@ class _Terms:
         return sum(least if _may_coalesce(call) else work for call, work, least in pairs) / server.concurrency
 
     def _added_s(self, call: CallCost) -> float:
-        """Return what a call adds at least to its server's work on a batch."""
+        """Return the least that a call adds to its server's work on a batch."""
         server = self._costs.servers[call.to]
         further = (each for each in (server.per_item_s, server.per_turn_s) if each is not None)
         return min((work_s(call, server), *further))
 
     def _transfer_s(self) -> float:
-        """Return how long the links carry what the step sends and receives."""
+        """Return how long the links carry the bytes that the step sends and receives."""
         return self._carried_s(self._by_destination()) + self._after_s
 
     def _carried_s(self, by_destination: Mapping[str, Sequence[CallCost]]) -> float:
@@ -261,7 +262,8 @@ class _Terms:
         for direction in ("request_bytes", "response_bytes"):
             total_s = 0.0
             for to, calls in by_destination.items():
-                # No call has its bytes on the way for longer than it takes, however slow its link was found to be.
+                # No call's bytes are on the way for longer than the call takes, however slow its link was measured to
+                # be.
                 sizes = [(getattr(call, direction), call.service_s) for call in calls]
                 ways.append(sum(min(size / servers[to].bytes_per_s, least_s) for size, least_s in sizes))
                 total_s += sum(min(size / best, least_s) for size, least_s in sizes)
@@ -275,7 +277,7 @@ class _Terms:
         return found
 
     def _fewest(self, cost: Callable[[CallCost], float]) -> dict[str, list[float]]:
-        """Return what the fewest possible messages cost, by destination: one for all calls that may be coalesced."""
+        """Return the cost of the fewest possible messages, by destination: one for all calls that may be coalesced."""
         found: dict[str, list[float]] = {}
         for to, calls in self._by_destination().items():
             together = [cost(call) for call in calls if _may_coalesce(call)]
@@ -292,7 +294,7 @@ class _Terms:
         return found
 
     def _timeline(self, step_s: float) -> Timeline:
-        """Draw a step of that length: its phases from the end backwards, and every call as early as can be."""
+        """Draw a step of that length: its phases from the end backwards, and every call as early as possible."""
         costs = self._costs
         spans = [
             Span(kind="in_flight", name=call.call, to=to, start_s=0.0, end_s=min(call.service_s, step_s))
@@ -308,7 +310,7 @@ class _Terms:
 
 
 class _PipelinedTerms(_Terms):
-    """The same of a loop whose reads run ahead of their step."""
+    """The same terms for a loop whose reads run ahead of their step."""
 
     path = "conflicts"
 
@@ -322,7 +324,7 @@ class _PipelinedTerms(_Terms):
         super().__init__(dependencies, costs)
         self._ahead, self._depth, self._loop = ahead, loop.depth, loop
         self._step_s = math.inf
-        """The length of the steps that a read has before its own."""
+        """Length of the steps that a read has before its own, in seconds."""
         behind = (costs.messages[node] for node, each in ahead.items() if each.way is not Way.NOTHING_WRITTEN)
         self._riding = {call.call for message in behind for call in message.calls if _may_coalesce(call)}
         """The calls that may travel in a push's message."""
@@ -351,7 +353,7 @@ class _PipelinedTerms(_Terms):
 
     @override
     def _answer_s(self, node: Node) -> float:
-        """Return how long it takes from where a node issues to its answer; of a read that ran ahead, what is left."""
+        """Return how long it takes from a node's issue to its answer; for a read that ran ahead, what is left of it."""
         ahead, result = self._ahead.get(node), self._costs.results.get(node)
         if ahead is None:
             return super()._answer_s(node)
@@ -380,6 +382,6 @@ class _PipelinedTerms(_Terms):
 
 
 def _may_coalesce(call: CallCost) -> bool:
-    """Whether the contract lets the call travel with others, by whatever program."""
+    """Return whether the contract lets the call travel with others, whatever the program."""
     contract = call.contract
     return contract is not None and (contract.batchable or (contract.is_read and contract.batched_by is not None))

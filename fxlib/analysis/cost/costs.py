@@ -1,9 +1,9 @@
-"""What each node, call and server of one program costs, in seconds and bytes: from its profile, else by estimate.
+"""The cost of each node, call and server of one program, in seconds and bytes: from its profile, or estimated.
 
-Nodes of a rewritten graph are those of the captured one by name, and calls by the name that both of their halves carry.
-What a pass made anew, and what the profile does not hold, is estimated by round figures, so that a plan is the same
-everywhere. They are of the order of what a CPU trainer and a server on its own network take, and are meant for deciding
-what comes first; a step's length in seconds is only predicted from a profile.
+Nodes of a rewritten graph match the captured ones by name, and calls match by the name that both of their halves carry.
+Nodes that a pass created, and those that the profile lacks, are estimated by round figures, so that a plan is the same
+everywhere. The figures have the order of magnitude of a CPU trainer and a server on its own network, and serve to
+decide what comes first; a step's length in seconds is only predicted from a profile.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, Profile, Push, ServerProfile
 
 INTAKE_SHARE = 0.5
-"""Share of a round trip that is work for one message at a time, where that was not measured."""
+"""Share of a round trip that is work for one message at a time, if that was not measured."""
 ITEM_INTAKE_SHARE = 0.25
-"""Work that each further call of a batch adds to the RPC layer's, as a share of that on a single call."""
+"""Work that each further call of a batch adds to the RPC layer's, as a share of its work on a single call."""
 ITEM_S = 1e-5
 """Seconds that each further call adds to a batch's issue on the trainer's thread, and to its wait."""
 
 _VIEW_S = 1e-6
-"""Seconds of an operator that makes no new memory, or only looks at a tensor."""
+"""Seconds of an operator that makes no new memory, or only inspects a tensor."""
 _OPERATOR_S = 5e-6
-"""Seconds of any operator before it has touched an element."""
+"""Seconds of any operator before it touches an element."""
 _ELEMENTS_PER_S = 1e9
 _PRODUCT_S = 1e-4
-"""Seconds of a product of matrices of unknown sizes, of a convolution, or of attention."""
+"""Seconds of a matrix product of unknown size, a convolution, or attention."""
 _FLOPS_PER_S = 2e10
 _ROWS = 64
-"""Batch of a linear layer's input where it is unknown."""
+"""Batch size of a linear layer's input if it is unknown."""
 _VALUE_BYTES = 16 * 1024
 """Bytes of a value of unknown size."""
 _ISSUE_S = 1e-4
@@ -65,24 +65,24 @@ _HEAVY_MODULES = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """The loop under `fxlib.pipeline` that a step is one of."""
+    """The loop under `fxlib.pipeline` that a step belongs to."""
 
     depth: int
     """Number of batches that are pulled before their step."""
     conflicts: Mapping[str, float] = field(default_factory=dict)
-    """The share of each call's rows that the pushes of the steps before it change, by the call's name; where it is not
-    there, all are."""
+    """The share of each call's rows that the pushes of the steps before it change, by the call's name; calls without an
+    entry count as 1."""
     several_trainers: bool = False
-    """Whether other trainers push, too: reads of what pushes write stay in their step then."""
+    """Whether other trainers push, too, so that reads of what pushes write stay in their step."""
 
     def changed(self, call: str, contract: Contract | None) -> float:
-        """Return the share of a call's rows that are read again: none where the trainer updates them itself."""
+        """Return the share of a call's rows that are read again: none if the trainer updates them itself."""
         return 0.0 if contract is not None and contract.with_state is not None else self.conflicts.get(call, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCost:
-    """One remote call, nothing else in flight. See `fxlib.spec.profile.CallProfile`."""
+    """One remote call with nothing else in flight. See `fxlib.spec.profile.CallProfile`."""
 
     call: str
     function: str
@@ -94,16 +94,16 @@ class CallCost:
     request_bytes: int
     response_bytes: int
     wake_s: float = 0.0
-    """Seconds that a wait takes longer where it blocks."""
+    """Seconds that a wait takes longer if it blocks."""
     contract: Contract | None = None
     push: Push | None = None
     guessed: bool = False
-    """Whether no profile says what it takes."""
+    """Whether the figures are estimates, since no profile has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What travels at once: one call, or the calls of a batch."""
+    """One message: a single call, or the calls of a batch."""
 
     calls: tuple[CallCost, ...]
     to: str
@@ -111,22 +111,23 @@ class Message:
     request_bytes: int
     response_bytes: int
     work_s: float
-    """Seconds on the server, from the request's arrival to the answer's departure, a worker free at once."""
+    """Seconds on the server from the request's arrival to the answer's departure, if a worker is free at once."""
     latency_s: float
-    """Seconds on the way there and back, side by side with other messages."""
+    """Seconds on the way there and back, in parallel with other messages."""
     intake_s: float
-    """Work of the RPC layer, for one message at a time: see `fxlib.spec.profile.ServerProfile.per_call_s`."""
+    """Seconds of the RPC layer's work, which is done for one message at a time: see
+    `fxlib.spec.profile.ServerProfile.per_call_s`."""
     transfer_s: float
     """Seconds that request and answer take on free links."""
 
     @property
     def service_s(self) -> float:
-        """From the end of the issue to the arrival of the answer, nothing else in flight."""
+        """Seconds from the end of the issue to the arrival of the answer, with nothing else in flight."""
         return self.transfer_s + self.latency_s + self.work_s + self.intake_s
 
     @property
     def guessed(self) -> bool:
-        """Whether no profile says when its answer comes."""
+        """Whether the time of the answer is an estimate."""
         return any(call.guessed for call in self.calls)
 
 
@@ -135,13 +136,13 @@ class Costs:
     """The costs of one graph."""
 
     seconds: dict[Node, float] = field(repr=False)
-    """Seconds of each node's work on the trainer's thread, without the time for which it blocks."""
+    """Seconds of each node's work on the trainer's thread, without the time it blocks."""
     value_bytes: dict[Node, int] = field(repr=False)
-    """Bytes of each value's own memory; a result's are those of its wait."""
+    """Bytes of each value's own memory; the bytes of a result belong to its wait."""
     views: set[Node] = field(repr=False)
-    """Values in the memory of their first input."""
+    """Values that lie in the memory of their first input."""
     messages: dict[Node, Message] = field(repr=False)
-    """Messages by the nodes that send them: issues, and calls in their blocking form."""
+    """Messages by the nodes that send them: issues, and blocking calls."""
     results: dict[Node, CallCost] = field(repr=False)
     """The call whose result each wait, or blocking call, returns."""
     servers: Mapping[str, ServerProfile]
@@ -155,7 +156,7 @@ class Costs:
 
     @classmethod
     def of(cls, module: GraphModule, profile: Profile | None) -> Costs:
-        """Look a module's nodes up in a profile, or estimate them; in linear time."""
+        """Look a module's nodes up in a profile, or estimate them, in linear time."""
         return _Ledger(module, profile or Profile(), measured=profile is not None).costs()
 
 
@@ -210,7 +211,7 @@ class _Ledger:
     def _send(self, node: Node) -> None:
         waits = (waits_of(node) if is_batch(node) else None) or (node,)
         calls = tuple(self._call(each) for each in waits)
-        servers = [self.server(call.to) for call in calls]  # of which a profile of another graph may know several
+        servers = [self.server(call.to) for call in calls]  # a profile of another graph may have several of these
         message = message_of(calls, servers[0], serial=is_serial(node))
         self._messages[node] = message
         self._seconds[node], self._bytes[node] = message.issue_s, 0
@@ -228,7 +229,7 @@ class _Ledger:
         self._bytes[node] = call.response_bytes
 
     def _call(self, node: Node) -> CallCost:
-        """Return what is known of one call: by its blocking form, its issue, or its wait in a batch."""
+        """Return the call of a node, which is its blocking form, its issue, or its wait in a batch."""
         name = call_name(node)
         known = self._profile.call_by_name.get(name)
         carrier = node.all_input_nodes[0] if is_item(node) else node
@@ -245,25 +246,25 @@ class _Ledger:
 
 
 def issue_of(node: Node) -> Node:
-    """Return what sent the call whose result a node returns: the node itself where it is a blocking call."""
+    """Return the node that sent the call whose result a node returns: the node itself if it is a blocking call."""
     return node.all_input_nodes[0] if is_wait(node) else node
 
 
 def is_serial(node: Node) -> bool:
-    """Whether a node issues a batch whose calls its server works off one after another."""
+    """Return whether a node issues a batch whose calls its server runs one after another."""
     return is_batch(node) and len(node.args) > 3 and node.args[3] is not None
 
 
 def message_of(
     calls: tuple[CallCost, ...], server: ServerProfile, *, serial: bool, chains: Sequence[Sequence[CallCost]] = ()
 ) -> Message:
-    """Return what calls to one server cost as one message.
+    """Return the cost of calls to one server as one message.
 
     Args:
         calls: the calls.
         server: their server.
-        serial: whether the server works them off one after another.
-        chains: the calls in lists, each of which it works off one after another; the lists side by side. Without any,
+        serial: whether the server runs them one after another.
+        chains: the calls in lists; the server runs each list one after another, and the lists in parallel. Without any,
             each call is a list of its own.
     """
     alone = [sum(work_s(call, server) for call in chain) for chain in chains or [[call] for call in calls]]
@@ -285,7 +286,7 @@ def message_of(
 
 
 def behind(first: Message, second: Message) -> Message:
-    """Return what two messages to one server cost as one, in which the second's calls come behind the first's."""
+    """Return the cost of two messages to one server as one, in which the second's calls come behind the first's."""
     calls = first.calls + second.calls
     further_s = min(ITEM_INTAKE_SHARE * first.intake_s * len(second.calls), second.work_s)
     return Message(
@@ -302,12 +303,12 @@ def behind(first: Message, second: Message) -> Message:
 
 
 def work_s(call: CallCost, server: ServerProfile) -> float:
-    """Return the part of a call's service that is the server's work on it."""
+    """Return the part of a call's service that is the server's work on it, in seconds."""
     return max(call.service_s - transfer_s(call, server) - _overhead_s(call, server), 0.0)
 
 
 def _overhead_s(call: CallCost, server: ServerProfile) -> float:
-    """Return the part of a call's service that is neither work nor transfer. A round trip begins with an issue."""
+    """Return the part of a call's service that is neither work nor transfer; a round trip includes an issue."""
     least_s = max(server.round_trip_s - call.issue_s, 0.0)
     return min(max(least_s, _intake_s(call, server)), max(call.service_s - transfer_s(call, server), 0.0))
 
@@ -318,15 +319,16 @@ def _intake_s(call: CallCost, server: ServerProfile) -> float:
 
 
 def transfer_s(call: CallCost, server: ServerProfile) -> float:
-    """Return the part of a call's service that its bytes spend on the links."""
+    """Return the part of a call's service that its bytes spend on the links, in seconds."""
     return (call.request_bytes + call.response_bytes) / server.bytes_per_s
 
 
 def batch_work_s(alone_s: list[float], server: ServerProfile, *, serial: bool) -> float:
-    """Return how long a server works on a batch of calls, each of which would take it so long alone.
+    """Return how long a server works on a batch of calls, given the time of each call alone.
 
-    A declared batched form works them off one after another, the generic batch runs them side by side. What a further
-    call adds was measured; or else it is its own time, or the server's workers share them.
+    A declared batched form runs the calls one after another, the generic batch runs them in parallel. The time that a
+    further call adds is the measured one, if any; otherwise it is the call's own time, or the server's workers share
+    the calls.
     """
     if len(alone_s) == 1:
         return alone_s[0]
@@ -369,12 +371,12 @@ def _estimated(call: str, function: str, to: str) -> CallCost:
 
 
 def _server(name: str) -> ServerProfile:
-    """Return what a server is taken to be."""
+    """Return the figures assumed for a server."""
     return ServerProfile(name=name, round_trip_s=_SERVICE_S, concurrency=16, bytes_per_s=1e9)
 
 
 def _value_bytes(node: Node) -> int:
-    """Return the size of a node's value: from `tensor_meta` where it is known."""
+    """Return the size of a node's value, from `tensor_meta` if that is known."""
     shape = _shape(node)
     if shape is None:
         return _VALUE_BYTES
@@ -383,16 +385,16 @@ def _value_bytes(node: Node) -> int:
 
 
 class _Estimator:
-    """Seconds of local work. Each operator and submodule is looked up once where no shapes are known."""
+    """Estimates seconds of local work. If no shapes are known, each operator and submodule is looked up once."""
 
     def __init__(self, module: GraphModule) -> None:
-        """Take the submodules that `call_module` nodes name from `module`."""
+        """Look up the submodules that `call_module` nodes name in `module`."""
         self._module = module
         self._by_target: dict[object, float] = {}
         self._views: dict[object, bool] = {}
 
     def is_view(self, node: Node) -> bool:
-        """Whether the node is taken to make no memory of its own."""
+        """Return whether the node is assumed to make no memory of its own."""
         found = self._views.get(node.target)
         if found is None:
             if node.op == "call_module":
@@ -403,7 +405,7 @@ class _Estimator:
         return found
 
     def seconds(self, node: Node) -> float:
-        """Return what the node's work takes."""
+        """Return the seconds of the node's work."""
         if "tensor_meta" in node.meta:
             return self._estimate(node)
         found = self._by_target.get(node.target)
@@ -437,7 +439,7 @@ def _leaf_seconds(module: nn.Module, node: Node) -> float:
 
 
 def _product_seconds(node: Node) -> float:
-    """Multiply the result's elements by the width of the first argument, which they are sums over."""
+    """Multiply the result's elements by the width of the first argument, over which each is a sum."""
     first: Any = node.args[0] if node.args else None
     width = _shape(first)[-1:] if isinstance(first, Node) and _shape(first) else None  # type: ignore[index]
     if _shape(node) is None or not width:

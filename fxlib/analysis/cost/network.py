@@ -1,9 +1,9 @@
 """Servers and the links to them, as a queueing model: when a message is sent, served, and answered.
 
-A request crosses the trainer's own link and its server's, first come, first served, and so does the answer on the way
-back: a small answer behind a large one waits for it. A server works on so many messages at once. The RPC
-layer's own work on them (of trainer and servers, where they share a machine) is done for one message at a time. All
-times are seconds of one clock, the trainer's.
+A request crosses the trainer's link and its server's, first come, first served, and so does the answer on the way back:
+a small answer behind a large one waits for it. A server works on a limited number of messages at once. The RPC layer's
+own work on them (on trainer and servers, if they share a machine) is done for one message at a time. All times are
+seconds of one clock, the trainer's.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fxlib.spec.profile import ServerProfile
 
 
 class Trip:
-    """One message on its way. `arrived_s` is None until it is known; `expected_s` leaves other answers out."""
+    """One message on its way. `arrived_s` is None until it is known; `expected_s` ignores other answers."""
 
     __slots__ = ("arrived_s", "expected_s", "issued_s", "message", "sent_s", "served_s", "started_s")
 
     def __init__(self, message: Message, issued_s: float) -> None:
-        """Begin where the issue ends."""
+        """Start the trip at the end of the issue."""
         self.message = message
         self.issued_s = issued_s
         self.sent_s = self.started_s = self.served_s = self.expected_s = issued_s
@@ -55,7 +55,7 @@ class Network:
     def send(self, message: Message, now_s: float) -> Trip:
         """Send a message whose issue ends now, not before those sent already.
 
-        An issue holds the interpreter's lock, so the RPC layer takes nothing in meanwhile.
+        An issue holds the interpreter's lock, so the RPC layer accepts nothing meanwhile.
         """
         trip, to = Trip(message, now_s), self._destinations[message.to]
         self._intake_free_s = max(now_s - message.issue_s, self._intake_free_s) + message.issue_s

@@ -1,9 +1,8 @@
-"""The steady step of a loop under `fxlib.pipeline`, as the cost model sees it.
+"""The steady step of a loop under `fxlib.pipeline`, according to the cost model.
 
-The thread's clock, the servers and the links go on from step to step. A step begins with the reads of the batch that
-was pulled last, as far as these need not wait for a push; the others, and the rows that pushes change of those that
-were read by keys, travel behind the step's pushes. The loop itself measures which way is fastest: so is the one
-predicted that is.
+The thread's clock, the servers and the links continue from step to step. A step begins with the reads of the batch that
+was pulled last, as far as these need not wait for a push; the others, and the rows read by keys that pushes change,
+travel behind the step's pushes. The loop itself measures which way is fastest, so the prediction is for the fastest.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from fxlib.spec.report import Timeline
 
 _MESSAGE_S = 4e-5
 """Seconds of the trainer's thread for each message that runs ahead, besides its issue: its arguments are computed
-twice, and its tensors looked at."""
+twice, and its tensors inspected."""
 _CALL_S = 4e-6
-"""Seconds for each call in it."""
+"""Seconds for each call in such a message."""
 _KEYS_S = 1.5e-5
 """Seconds for each call whose keys are compared with those that a push changes."""
 _STEADY = 4
-"""Steps over which a steady step is measured, behind those that fill the pipeline."""
+"""Number of steps over which a steady step is measured, after those that fill the pipeline."""
 _MOST_DEPTH = 8
-"""Depth from which on more of it is taken to change nothing."""
+"""Depth beyond which a deeper pipeline is assumed to change nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +40,9 @@ class Prediction:
     """The steady step of a loop.
 
     Attributes:
-        step_s: its seconds.
-        by_way: the seconds by the way in which reads run ahead; under None each forward makes its own.
-        timeline: of two steps of the fastest way, one after another.
+        step_s: seconds of one step.
+        by_way: seconds of one step for each way in which reads run ahead; under None, each forward makes its own reads.
+        timeline: two consecutive steps of the fastest way.
     """
 
     step_s: float
@@ -52,7 +51,7 @@ class Prediction:
 
 
 def predict_pipelined(module: GraphModule, profile: Profile | None, loop: Loop) -> Prediction:
-    """Simulate a loop over a captured or rewritten module, by what the program was measured to take."""
+    """Simulate a loop over a captured or rewritten module, by the profile of the program."""
     costs, order = Costs.of(module, profile), list(module.graph.nodes)
     ahead = may_run_ahead(module, several_trainers=loop.several_trainers)
     within = predict(module, profile)
@@ -68,7 +67,7 @@ class _Read:
     """One message of reads for a later step.
 
     Attributes:
-        trips: what was sent of it, in that order; nothing while it is to travel behind a push.
+        trips: the messages sent for it, in order; empty while it is to travel behind a push.
     """
 
     def __init__(self, node: Node, message: Message) -> None:
@@ -94,14 +93,14 @@ class _Steps(Step):
         self._to_come: deque[list[_Read]] = deque()
         """The reads for each of the next steps."""
         self._taken: dict[Node, _Read] = {}
-        """Those of this step."""
+        """The reads for this step."""
         self._behind: dict[str, list[tuple[_Read, Message]]] = {}
-        """What is still to be read behind this step's pushes, by server."""
+        """The reads still to be made behind this step's pushes, by server."""
         self._riding: list[Message] = []
-        """What travels in the message that is sent next."""
+        """The calls that travel in the message that is sent next."""
 
     def steady(self) -> tuple[float, Timeline]:
-        """Return the seconds of a steady step, and two of them, one after another."""
+        """Return the seconds of a steady step, and a timeline of two consecutive ones."""
         ends_s = [0.0]
         for _ in range(self._depth + 1 + _STEADY):
             self._run_step()
@@ -121,7 +120,7 @@ class _Steps(Step):
             read.trips.append(self._send(message))
 
     def _fetch(self, node: Node, call: CallAhead) -> _Read:
-        """Make a read for a later step, or get ready to."""
+        """Make a read for a later step, or prepare it."""
         message, seconds = self._costs.messages[node], self._costs.seconds
         read = _Read(node, message)
         self.now_s += _MESSAGE_S + _CALL_S * len(message.calls) + sum(seconds[each] for each in call.prologue)
@@ -153,7 +152,7 @@ class _Steps(Step):
             self.now_s = max(self.now_s, self._network.arrival_s(each))
 
     def _to_be_read_behind(self) -> dict[str, list[tuple[_Read, Message]]]:
-        """Return what the next step needs that is read behind this one's pushes, by server."""
+        """Return the next step's reads that are made behind this step's pushes, by server."""
         found: dict[str, list[tuple[_Read, Message]]] = {}
         for read in self._to_come[0]:
             call, message = self._ahead[read.node], read.message
@@ -189,7 +188,7 @@ class _Steps(Step):
 
 
 def _part_of(call: CallCost, share: float) -> CallCost:
-    """Return what reading a share of a call's rows costs: a server may charge by the call, so all of its work."""
+    """Return the cost of reading a share of a call's rows; a server may charge per call, so all of its work counts."""
     return replace(
         call, request_bytes=round(share * call.request_bytes), response_bytes=round(share * call.response_bytes)
     )

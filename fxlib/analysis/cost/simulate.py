@@ -1,15 +1,15 @@
-"""One step of a trainer as the cost model sees it: its thread, node by node, its calls on their way, and its memory.
+"""One step of a trainer according to the cost model: its thread, node by node, its calls in flight, and its memory.
 
-The thread issues, works and waits in the order of the graph; `cost.network` says when answers come. After the
-forward come loss, backward and the rest of the step, and then the gradients of remote results go home, all servers
-side by side, as `gradients.pushes` sends them: one by one, or in messages that neighbours to one server share, where
-their contracts let them be batched. In such a message, pushes to different parts of the server's state run side by
-side, those to one part in order, and all of them in order where some push may touch any part.
+The thread issues, works and waits in the order of the graph; `cost.network` says when answers come. After the forward
+come loss, backward and the rest of the step. Then the gradients of remote results are pushed, to all servers in
+parallel, as `gradients.pushes` sends them: one by one, or in messages that consecutive pushes to one server share if
+their contracts let them be batched. In such a message, pushes to different parts of the server's state run in parallel,
+those to one part in order, and all of them in order if some push may touch any part.
 
 A value is held from the first node that needs it to the last, as in the code that `torch.fx` generates: `live_bytes`
-adds that up, whatever the values are and wherever their sizes come from. What autograd keeps for backward is the same
-in every order once the forward is over, and what an operator needs only while it runs is nobody's value: both are left
-out.
+adds this up, whatever the values are and wherever their sizes come from. Memory that autograd keeps for backward is the
+same in every order once the forward is over, and memory that an operator needs only while it runs is no node's value:
+both are left out.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from fxlib.spec.profile import Profile, Push
 from fxlib.spec.report import Span, Timeline
 
 STOLEN_SHARE = 0.35
-"""Share of the RPC layer's work on a message that the trainer's thread loses where it works meanwhile.
+"""Share of the RPC layer's work on a message that the trainer's thread loses if it works meanwhile.
 
-It holds the interpreter's lock for a part of it, and takes a core. Measured on two cores: eight to 26 calls in flight
-while layers 1024 units wide run, against the same layers alone."""
+The RPC layer holds the interpreter's lock for a part of that time, and takes a core. Measured on two cores: eight to 26
+calls in flight while layers 1024 units wide run, against the same layers alone.
+"""
 
 _Value = TypeVar("_Value", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCall:
-    """One call of a simulated step, seconds from the step's start. Calls of one batch share all but their waits."""
+    """One call of a simulated step, in seconds from the step's start. Calls of one batch share all but their waits."""
 
     call: str
     to: str
@@ -51,7 +52,7 @@ class SimulatedCall:
     issued_s: float
     sent_s: float
     started_s: float
-    """When a worker of the server took it up."""
+    """Start of the work on the call by a worker of the server, in seconds."""
     served_s: float
     arrived_s: float
     wait_from_s: float
@@ -60,7 +61,7 @@ class SimulatedCall:
 
     @property
     def exposed_s(self) -> float:
-        """How long the trainer's thread stands still in the call; all of it where it is a blocking one."""
+        """Seconds that the trainer's thread stands still in the call; all of its time if it is a blocking call."""
         return self.wait_until_s - (self.issue_from_s if self.blocking else self.wait_from_s)
 
 
@@ -71,7 +72,7 @@ class Simulation:
     step_s: float
     calls: tuple[SimulatedCall, ...]
     peak_bytes: int
-    """The most that the forward's values hold at once: `fxlib.analysis.cost.simulate`."""
+    """The most that the forward's values hold at once, in bytes."""
     timeline: Timeline
     cores_s: float = 0.0
     """See `fxlib.spec.profile.Profile`."""
@@ -91,12 +92,12 @@ class Simulation:
 
 
 def predict(module: GraphModule, profile: Profile | None) -> Simulation:
-    """Simulate one step of a captured or rewritten module, by what the program was measured to take."""
+    """Simulate one step of a captured or rewritten module, by the profile of the program."""
     return simulate(list(module.graph.nodes), Costs.of(module, profile))
 
 
 def simulate(order: Sequence[Node], costs: Costs) -> Simulation:
-    """Simulate one step in which the forward runs its nodes in `order`, in time linear but for the servers' queues."""
+    """Simulate a step whose forward runs its nodes in `order`, in time linear but for the servers' queues."""
     step = Step(costs)
     step.forward(order)
     step.backward(order)
@@ -198,7 +199,7 @@ class Step:
             self.now_s += STOLEN_SHARE * trip.message.intake_s
 
     def _push_side_by_side(self, group: Sequence[Gradient]) -> None:
-        """Send each server its messages, one when the one before has been answered, as `gradients.pushes` does."""
+        """Send each server its messages, each after the previous one's answer, as `gradients.pushes` does."""
         start = self.now_s
         by_server: dict[str, list[Gradient]] = {}
         for each in group:
@@ -225,7 +226,7 @@ class Step:
         self._span("push", start)
 
     def _send_pushes(self, group: Sequence[Gradient], *, is_last: bool) -> Trip:
-        """Send gradients to one server in one message; `is_last` of a step's tells whether no other goes there."""
+        """Send gradients to one server in one message; `is_last` says whether it is the step's last to that server."""
         chains: dict[Hashable, list[CallCost]] = {}
         in_order = any(each.part is None for each in group)
         for each in group:
@@ -261,15 +262,15 @@ class Gradient:
     """The call whose result has the gradient."""
     push: Push
     contract: Contract | None
-    """Of the function that takes it."""
+    """Contract of the function that takes the gradient."""
     part: Hashable
-    """The part of its server's state that it touches; None: it may touch all."""
+    """The part of its server's state that the push touches; None if it may touch all of it."""
     travels: bool
-    """Whether it may be in flight while others are."""
+    """Whether the push may be in flight while others are."""
 
     @property
     def batchable(self) -> bool:
-        """Whether it may share a message with others."""
+        """Whether the push may share a message with others."""
         return self.contract is not None and self.contract.batchable
 
     @property
@@ -305,7 +306,7 @@ def gradients(order: Iterable[Node], costs: Costs) -> list[Gradient]:
 
 
 def _grouped_in_messages(group: Iterable[Gradient]) -> list[list[Gradient]]:
-    """Put neighbours that travel in one message into one list each; all are for one server."""
+    """Put consecutive gradients that travel in one message into one list each; all are for one server."""
     messages: list[list[Gradient]] = []
     is_open = False
     for gradient in group:
@@ -368,7 +369,7 @@ def live_bytes(
 
 
 def peak_bytes(order: Sequence[Node], costs: Costs) -> int:
-    """Return the most that is held at once, by the sizes that the costs tell.
+    """Return the most bytes held at once, by the sizes in the costs.
 
     A result counts from the issue of its call, since its answer may come at any time, and the arguments until the wait.
     """
@@ -390,6 +391,6 @@ def peak_bytes(order: Sequence[Node], costs: Costs) -> int:
     def size(value: Node) -> int:
         if value not in waits:
             return sizes[value]
-        return messages[value].response_bytes - sum(sizes[wait] for wait in waits[value])  # what no wait takes
+        return messages[value].response_bytes - sum(sizes[wait] for wait in waits[value])  # not taken by any wait
 
     return max(live_bytes(order, needed, size), default=0)

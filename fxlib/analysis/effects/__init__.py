@@ -1,4 +1,4 @@
-"""What nodes do to the world, what shares memory, and what must stay before what: the one model of legality.
+"""The effects of nodes, the memory they share, and the order they must keep: the one model of legality.
 
-What a single operator does is told by `fxlib.analysis.operators`; what pays is told by `fxlib.analysis.cost`.
+`fxlib.analysis.operators` describes single operators; `fxlib.analysis.cost` estimates what a change gains.
 """

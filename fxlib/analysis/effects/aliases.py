@@ -1,9 +1,9 @@
-"""Which values of a graph may share memory: classes that only ever grow, found in one pass over the graph.
+"""Alias classes: the values of a graph that may share memory, found in one pass; classes only grow.
 
-Two values are in one class if one may be a view of the other, a container of it, or the very same tensor. A class does
-not know about time, so it is never too small. Inputs may share memory with one another, and so are one class. Inputs
-are taken to lie apart from parameters and buffers, unless the graph itself writes to any of these: then all memory
-that comes from outside is one class.
+Two values are in one class if one may be a view of the other, contain it, or be the same tensor. Classes hold for the
+whole program, so they are never too small. Inputs may share memory with one another, and so form one class. Inputs are
+assumed not to overlap with parameters and buffers, unless the graph itself writes to any of these: then all memory from
+outside is one class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxlib.runtime.ops.registry import CROSSING
 
 
 class Aliases:
-    """The classes of one graph. A class is an int; `OUTSIDE` is that of the inputs."""
+    """The alias classes of one graph. A class is an int; `OUTSIDE` is the class of the inputs."""
 
     OUTSIDE = 0
 
@@ -34,9 +34,9 @@ class Aliases:
         *,
         distinct_inputs: bool = False,
     ) -> None:
-        """Join what may share memory, in time proportional to nodes and edges.
+        """Join values that may share memory, in time proportional to the number of nodes and edges.
 
-        With `distinct_inputs`, it is known that inputs, parameters and buffers lie apart if they did at capture.
+        With `distinct_inputs`, inputs, parameters and buffers that did not overlap at capture are known not to overlap.
         """
         self._distinct = distinct_inputs
         self._parents = [self.OUTSIDE]
@@ -44,12 +44,12 @@ class Aliases:
         self._state: dict[object, int] = {}
         self._entered: set[Operator] = set()
         self._held: dict[int, int] = {}
-        """The places in `_state` of the tensors of those operators, by identity."""
+        """Indices in `_state` of the tensors of those operators, by identity."""
         self._explicit: dict[Node, list[Node]] = {}
         self._several: dict[Node, bool] = {}
         self._items: dict[tuple[Node, int], int] = {}
         self.references: set[Node] = set()
-        """RRefs through which servers may read memory of this process while a call that was given one is under way."""
+        """RRefs through which servers may read memory of this process while a call that was given one is in flight."""
         for node, behaviour in zip(nodes, behaviours, strict=True):
             self._nodes[node] = self._new()
             self._place(module, node, behaviour)
@@ -61,15 +61,15 @@ class Aliases:
                 self._join(each, self.OUTSIDE)
 
     def of(self, node: Node) -> int:
-        """Return the class of a node's value."""
+        """Return the alias class of a node's value."""
         return self._find(self._nodes[node])
 
     def replace(self, node: Node, by: Node) -> None:
-        """Let another node stand for one that the graph has no more."""
+        """Let another node stand for a node that is no longer in the graph."""
         self._nodes[by] = self._nodes.pop(node)
 
     def of_state(self, tensors: Iterable[torch.Tensor]) -> set[int]:
-        """Return the classes of parameters and buffers that a module reads or writes by itself."""
+        """Return the alias classes of the parameters and buffers that a module reads or writes by itself."""
         found: set[int] = set()
         for tensor in tensors:
             known = self._held.get(id(tensor)) or self._state.get(_memory(tensor))
@@ -78,11 +78,11 @@ class Aliases:
         return found
 
     def outside(self) -> set[int]:
-        """Return all classes of memory that comes from outside the graph."""
+        """Return all alias classes of memory from outside the graph."""
         return {self._find(each) for each in (self.OUTSIDE, *self._state.values())}
 
     def writes_input(self, node: Node) -> bool:
-        """Whether the node writes memory that the caller gave, as opposed to the module's own."""
+        """Return whether the node writes memory that the caller gave, as opposed to the module's own."""
         return node in self._input_writers
 
     def _place(self, module: GraphModule, node: Node, behaviour: Behaviour) -> None:
@@ -110,13 +110,13 @@ class Aliases:
             self._enter(operator)
 
     def _input(self, node: Node) -> int:
-        """Return the class of one input, which is that of the inputs that shared its memory at capture."""
+        """Return the alias class of one input, shared with the inputs that shared its memory at capture."""
         value = node.meta.get("val")
         key = ("input", value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else node
         return self._state.setdefault(key, self._nodes[node])
 
     def _item(self, node: Node) -> int | None:
-        """Return the class of one of several results, if each of them has memory of its own and a name of its own."""
+        """Return the alias class of one of several results, if each has memory and a name of its own."""
         several, index = node.args
         if not isinstance(several, Node):
             return None
@@ -128,7 +128,7 @@ class Aliases:
         return self._items.setdefault((several, index % count), self._nodes[node])
 
     def _enter(self, operator: Operator) -> None:
-        """Know a module's own state by its memory, so that a `get_attr` of the same tensor meets it."""
+        """Register a module's own state by its memory, so that a `get_attr` of the same tensor joins it."""
         self._entered.add(operator)
         for tensor in operator.state:
             self._held[id(tensor)] = self._state_of(tensor)
@@ -168,7 +168,7 @@ class Aliases:
 
 
 def _is_several(value: Node) -> bool:
-    """Whether a node's value is a tuple of fresh tensors that nobody uses as a whole."""
+    """Return whether a node's value is a tuple of fresh tensors that nothing uses as a whole."""
     if not isinstance(value.target, torch._ops.OpOverload):
         return False
     found = facts_of(value.target)
@@ -178,11 +178,11 @@ def _is_several(value: Node) -> bool:
 
 
 def _memory(value: object) -> object:
-    """Return what two tensors over the same memory have in common."""
+    """Return a key that two tensors over the same memory share."""
     if isinstance(value, torch.Tensor):
         try:
             address = value.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, or a wrapper
+        except (RuntimeError, NotImplementedError):  # a tensor without storage: a sparse one, or a wrapper
             address = 0
         return ("memory", address) if address else id(value)
     return id(value)

@@ -1,8 +1,8 @@
-"""What must stay before what: the graph's own edges, and those that its effects ask for.
+"""The order that nodes must keep: the graph's own edges, and the edges that its effects require.
 
-The order edges are as few as keep the order: between a resource's last writer and those who touch it since, from use to
-use of a gradient's account, around fences, and from all that lies between two writes on servers to the second of them.
-So there are in proportion as many as nodes, arguments and effects, and the whole is built in one pass.
+The order edges are as few as possible: from a resource's last writer to the nodes that touch it later, from use to use
+of a gradient's account, around fences, and from everything between two writes on servers to the second write. Their
+number is therefore proportional to nodes, arguments and effects, and one pass builds them all.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ _FALLIBLE = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """For each node, by its place in the program, the places of nodes that must come before it."""
+    """For each node, by its position in the program, the positions of the nodes that must come before it."""
 
     effects: Effects
     edges: list[list[int]] = field(repr=False)
-    """Encoded by `_BITS`; read them through `before`."""
+    """Edges in the encoding of `_BITS`; read them through `before`."""
     _sources: list[list[int]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Decode the edges once for all who ask."""
+        """Decode the edges once for all users."""
         object.__setattr__(self, "_sources", [[edge >> _BITS for edge in own] for own in self.edges])
 
     @classmethod
@@ -65,14 +65,15 @@ class Dependencies:
         return cls(effects=effects, edges=_Builder(module, effects).build())
 
     def gathered(self, order: Sequence[int], heads: Mapping[int, int], nodes: Sequence[Node]) -> Dependencies:
-        """Return those of the program after some issues have become one, and all nodes were put into another order.
+        """Return the dependencies after some issues have been merged and all nodes reordered.
 
-        What came before one of these issues comes before all of them, and the order of the rest is the one that it was.
+        Whatever came before one of the merged issues comes before all of them; otherwise the order is unchanged.
 
         Args:
-            order: of all places; those of issues that became one stand next to each other, and it keeps the edges.
-            heads: the last of the issues that each of them has become one with, by place; others are left out.
-            nodes: of the program as it is now, in its order.
+            order: all positions in their new order, which keeps the edges; merged issues are adjacent.
+            heads: for each merged issue, by position, the last of the issues that it was merged with; others are left
+                out.
+            nodes: the nodes of the program as it is now, in order.
         """
         left = [place for place in order if heads.get(place, place) == place]
         now = {place: at for at, place in enumerate(left)}
@@ -85,25 +86,25 @@ class Dependencies:
         return Dependencies(effects=self.effects.gathered(order, heads, nodes), edges=edges)
 
     def before(self, place: int) -> Iterator[tuple[int, Why]]:
-        """Yield each place that must come before `place`, and why. Some may come twice, for different causes."""
+        """Yield each position that must come before `place`, and why; one may occur twice, with different causes."""
         for edge in self.edges[place]:
             yield edge >> _BITS, Why(edge & _CAUSE)
 
     def sources(self, place: int) -> list[int]:
-        """Return the places that must come before `place`; for reading alone."""
+        """Return the positions that must come before `place`; do not modify the result."""
         return self._sources[place]
 
 
 @dataclass(slots=True)
 class _Access:
-    """Who touched a resource last: the latest write, and the reads since."""
+    """The last accesses of a resource: the latest write, and the reads since."""
 
     writer: int | None = None
     readers: list[int] = field(default_factory=list)
 
 
 class _Builder:
-    """One walk over the program, remembering at each point the last of everything."""
+    """One walk over the program that remembers, at each point, the latest access of everything."""
 
     def __init__(self, module: GraphModule, effects: Effects) -> None:
         self._effects = effects
@@ -119,7 +120,7 @@ class _Builder:
             for node, does in zip(effects.nodes, effects.per_node, strict=True)
         )
         self._hazards: list[int] = []
-        """Nodes that may fail since the last collective or fence; kept if there are collectives."""
+        """Nodes that may fail since the last collective or fence; recorded only if there are collectives."""
 
     def build(self) -> list[list[int]]:
         effects, index = self._effects, self._effects.index
@@ -148,14 +149,14 @@ class _Builder:
         return self._edges
 
     def _may_fail(self, place: int) -> bool:
-        """Whether a peer may run the node while this process fails at it: calls, and work that raises for values."""
+        """Return whether peers may run the node while it fails in this process: calls, and work that checks values."""
         does, operator = self._effects.per_node[place], self._effects.behaviours[place].operator
         if does.part is Part.LOCAL:
             return operator is None or operator.raises
         return does.part in _FALLIBLE and not is_collective(self._effects.nodes[place])
 
     def _close(self, place: int, own: list[int]) -> None:
-        """A fence comes after all since the last one, and stands for all of it from then on."""
+        """Put a fence after everything since the last one; from then on it stands for all of that."""
         own.extend(self._edge(each, Why.FENCE) for each in range(self._fence + 1, place))
         self._fence = place
         self._access.clear()
@@ -164,7 +165,7 @@ class _Builder:
         self._servers = _ServerWrites()
 
     def _touch(self, place: int, does: NodeEffects, own: list[int]) -> None:
-        completes = does.part is Part.WAIT  # adds no conflict of its own: whoever conflicts with the call waits for it
+        completes = does.part is Part.WAIT  # adds no conflict of its own: whatever conflicts with the call waits for it
         for resource in does.reads:
             if isinstance(resource, ServerState):
                 if not completes and (writer := self._servers.last(resource)) >= 0:
@@ -204,9 +205,9 @@ class _Builder:
 
 
 class _ServerWrites:
-    """The latest write that may conflict with a read of some server's state.
+    """The latest write that may conflict with a read of a server's state.
 
-    Writes, and the waits for them, keep their order among themselves, so the latest one stands for all before it.
+    Writes and the waits for them keep their order, so the latest one stands for all before it.
     """
 
     def __init__(self) -> None:
@@ -220,7 +221,7 @@ class _ServerWrites:
         self._by_server[state.server] = self._by_name[state.name] = place
 
     def last(self, state: ServerState) -> int:
-        """Return the place of the latest write that may have changed the state; -1 if there is none."""
+        """Return the position of the latest write that may have changed the state; -1 if there is none."""
         server, name = state.server, state.name
         if server is None and name is None:
             return self.latest

@@ -1,11 +1,11 @@
-"""Whether gradients are recorded, and which nodes use which tensors that take one, so that their order can be kept.
+"""Whether gradients are recorded, and which nodes use the tensors that take one, so that their order can be kept.
 
 Autograd runs backward in the reverse order in which forward made its nodes, and adds up the gradients of a tensor in
-that order: swapping two uses changes the last bits of the sum. A use belongs to an *account*, in which one gradient is
-added up: a parameter, a value, or all that a container holds. What may return its argument itself (`contiguous`,
-dropout in eval mode) shares the account of its argument; where that may be one of several (a list), their accounts
-become one. Where memory is written in place, autograd rebuilds the history of its views when they are next used, so all
-the aliases share one account.
+that order: swapping two uses changes the last bits of the sum. Each use belongs to an *account*, in which one gradient
+is summed: that of a parameter, a value, or everything that a container holds. An operator that may return its argument
+itself (`contiguous`, dropout in eval mode) shares the account of its argument; if that may be one of several (a list),
+their accounts are joined. If memory is written in place, autograd rebuilds the history of its views when they are next
+used, so all aliases share one account.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fxlib.wire import OpaqueAttribute, OpaqueRRef
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
 _RREFS = frozenset({create, make_rref})
 _HELD = "held"
-"""The account of all parameters and of what this process fetches from itself, which may be one of them."""
+"""The account of all parameters and of everything that this process fetches from itself, which may be a parameter."""
 
 FOLLOWED = "followed"
-"""The account of all calls that are given RRefs which the forward made: one is over before the next begins.
+"""The account of all calls that receive RRefs which the forward made: each must end before the next begins.
 
-That is not for the sake of gradients alone. In torch 2.13 two threads of a server may wait for each other for ever when
-they let go of others' RRefs: one has the lock of RPC's context and wants Python's, the other has Python's.
+Gradients are not the only reason. In torch 2.13, two threads of a server that release others' RRefs may deadlock: one
+holds the lock of RPC's context and waits for the GIL, which the other holds.
 """
 
 
@@ -54,7 +54,7 @@ class GradientUses:
         self._modules: dict[Operator, tuple[Hashable, ...]] = {}
         self._held: set[Hashable] = set()
         self._joined: dict[Hashable, Hashable] = {}
-        """Accounts that are one with another, and that one."""
+        """Joined accounts, each with an account that it was joined with."""
         if any(node.target in FETCHES and self._fetches_own(node) for node in effects.nodes):
             self._held.update(self._account_of_state(each) for each in module.parameters())
         for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
@@ -67,14 +67,14 @@ class GradientUses:
     def accounts_used(self, node: Node, behaviour: Behaviour) -> list[Hashable]:
         """Return the accounts to which the node's backward adds."""
         part, operator, takes = behaviour.part, behaviour.operator, self._takes
-        if part is Part.WAIT:  # what a server fetches from here is used while the call is under way
+        if part is Part.WAIT:  # what a server fetches from here is used while the call is in flight
             return self._followed(node.all_input_nodes[0])
         if part is Part.LOCAL:
             if not takes[node] and (operator is None or not operator.writes):
                 return []
         elif part not in _USERS:
             return []
-        # What tracks a gradient copies the arguments of the call without their history, and uses the result alone.
+        # A call that tracks a gradient copies its arguments without their history, and uses only the result.
         inputs = node.all_input_nodes[:1] if node.target in TRACKERS else node.all_input_nodes
         used = [self._accounts[value] for value in inputs if takes[value]]
         if operator is not None and operator.state:
@@ -86,7 +86,7 @@ class GradientUses:
         return list(map(self._root, used)) if self._joined else used
 
     def takes_gradient(self, node: Node) -> bool:
-        """Whether the node's value may take a gradient."""
+        """Return whether the node's value may take a gradient."""
         return self._takes[node]
 
     def _takes_gradient(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> bool:
@@ -124,14 +124,14 @@ class GradientUses:
         return account
 
     def _followed(self, call: Node) -> list[Hashable]:
-        """Return the accounts of what a server may fetch for a call, and the one of all such calls."""
+        """Return the accounts of what a server may fetch for a call, and the one account of all such calls."""
         given: list[Node] = []
         map_arg(call.args[1:], lambda each: given.append(each) if each.target in _RREFS else None)
         held = [self._root(self._accounts[each]) for each in given if self._takes[each]]
         return [*held, FOLLOWED] if given else []
 
     def _led_to(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> list[Node]:
-        """Return what of this process's own a value is, or leads to: that to which the forward made an RRef."""
+        """Return the objects of this process that a value is, or refers to by an RRef that the forward made."""
         if node.target is make_rref:
             return list(inputs)
         if behaviour.part is Part.WAIT and inputs[0].target in FETCHES:
@@ -141,13 +141,13 @@ class GradientUses:
         return [each for each in inputs if each in self._effects.aliases.references]
 
     def _join(self, one: Hashable, other: Hashable) -> None:
-        """Know that two accounts are one."""
+        """Join two accounts."""
         one, other = self._root(one), self._root(other)
         if one != other:
             self._joined[other] = one
 
     def _root(self, account: Hashable) -> Hashable:
-        """Return the account that stands for all that are one with it."""
+        """Return the account that stands for all those joined with it."""
         path = []
         while account in self._joined:
             path.append(account)
@@ -156,7 +156,7 @@ class GradientUses:
         return account
 
     def _fetches_own(self, node: Node) -> bool:
-        """Whether the node fetches what this process may own itself, a parameter for one."""
+        """Return whether the node fetches what this process itself may own, such as a parameter."""
         if node.target not in FETCHES or not isinstance(rref := node.args[0], Node) or rref.op != "get_attr":
             return False
         try:
@@ -165,14 +165,14 @@ class GradientUses:
             return True
 
     def _accounts_of_module(self, operator: Operator) -> tuple[Hashable, ...]:
-        """Return the accounts of a module's parameters; modules are called over and over."""
+        """Return the accounts of a module's parameters, cached because modules are called repeatedly."""
         if operator not in self._modules:
             parameters = (tensor for tensor in operator.state if isinstance(tensor, torch.nn.Parameter))
             self._modules[operator] = tuple(self._account_of_state(tensor) for tensor in parameters)
         return self._modules[operator]
 
     def _account_of_state(self, value: object) -> Hashable:
-        """Return the account of what the module holds, whether a node or a submodule uses it."""
+        """Return the account of state that the module holds, whether a node or a submodule uses it."""
         if self._written and isinstance(value, torch.Tensor):
             shared = self._effects.aliases.of_state([value]) & self._written.keys()
             if shared:
@@ -185,18 +185,18 @@ def _unknown() -> bool:
 
 
 def _may_be_unfrozen(value: object) -> bool:
-    """Whether it is a parameter that may take a gradient by the time of a step, whatever it did at capture."""
+    """Return whether it is a parameter that may take a gradient by the time of a step, whatever it did at capture."""
     return isinstance(value, torch.nn.Parameter) and (value.is_floating_point() or value.is_complex())
 
 
 def _indexes_a_tensor(node: Node) -> bool:
-    """Whether the index could not be one of a tuple, list or dict, so that the result is a tensor of its own."""
+    """Return whether the index cannot be one of a tuple, list or dict, so that the result is a tensor of its own."""
     index: object = node.args[1] if len(node.args) > 1 else None
     return index is None or index is ... or isinstance(index, tuple)
 
 
 def _declared(node: Node) -> bool | None:
-    """Return what is known of the node's value without looking at the graph."""
+    """Return what the node itself declares about its value."""
     known = node.meta.get("requires_grad")
     if isinstance(known, bool):
         return known
@@ -208,10 +208,10 @@ def _declared(node: Node) -> bool | None:
 
 
 def records_gradients(module: GraphModule) -> bool:
-    """Whether gradients may be recorded when the module runs: it was captured so, and no pass has left them out.
+    """Return whether the module may record gradients: it was captured so, and no pass has dropped them.
 
-    Values that a pass computed from weights which take a gradient leave it out, and the original runs where one is
-    wanted. Those computed from buffers alone leave nothing out.
+    Values that a pass computed from weights that take a gradient drop it, and the original runs where one is wanted.
+    Values computed from buffers alone drop nothing.
     """
     state = getattr(module, "_fxlib", None)
     recorded = state is None or state.conditions.grad_enabled
@@ -225,8 +225,8 @@ def _takes_gradient(module: GraphModule, name: str) -> bool:
 
 
 def may_leave_gradients(module: GraphModule) -> bool:
-    """Whether the graph, run without recording, records none: it does not turn recording on by itself.
+    """Return whether the graph records no gradients if run without recording, i.e. does not turn it on by itself.
 
-    The end of a block without recording turns it on in a graph that was captured with recording on.
+    In a graph that was captured with recording on, the end of a block without recording turns it on.
     """
     return not any(node.target is torch._C._set_grad_enabled and node.args[0] for node in module.graph.nodes)

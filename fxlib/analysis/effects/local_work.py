@@ -1,6 +1,6 @@
-"""Whether local work may run at another place of its program, and whether other work may stand in for it.
+"""Whether local work may run at another position of its program, and whether other work may replace it.
 
-Work that replaces other work may change which values share memory, and which values others may write to or see.
+A replacement may change which values share memory, and which values others may write to or see.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fxlib.reasons import Reason
 
 
 class Motion:
-    """Answers for one program, as it was when asked first; each answer takes the logarithm of its length."""
+    """Answers for one program as it was at the first question; each answer takes time logarithmic in its length."""
 
     def __init__(self, module: GraphModule, effects: Effects, *, keep_gradients: bool) -> None:
-        """Note where the program writes, commits and may do anything.
+        """Record where the program writes, commits and may do anything.
 
         Args:
             module: the program.
-            effects: its effects.
-            keep_gradients: a tensor's gradients are to be added up in the order in which they were.
+            effects: the program's effects.
+            keep_gradients: whether a tensor's gradients must be summed in their original order.
         """
         self._effects, self._behaviours = effects, Behaviours(module)
         self._fences: list[int] = []
@@ -50,7 +50,7 @@ class Motion:
                 self._uses[account].append(place)
 
     def unfit(self, node: Node) -> Reason | None:
-        """Return why a node is not plain work, which makes a result and does nothing else; None if it is."""
+        """Return why a node is not plain work, which computes a result and does nothing else; None if it is."""
         does, operator = self._effects[node], self._effects.behaviours[self._effects.index[node]].operator
         if does.fence is not None:
             return does.fence
@@ -61,20 +61,20 @@ class Motion:
         return Reason.VALUE_WRITTEN if does.writes or operator.writes or operator.written_state else None
 
     def may_act(self, node: Node) -> bool:
-        """Whether a node would be taken for one that may do anything, if nobody used its value."""
+        """Return whether a node would count as code that may do anything if nothing used its value."""
         return self._behaviours.may_act(node)
 
     def vouches(self, node: Node) -> bool:
-        """Whether a method without users, somewhere after it, is known to be a tensor's only by what this node is."""
+        """Return whether a later method without users is known to be a tensor's only because of this node."""
         return node in self._vouching
 
     def written_from(self, value: Node, at: int) -> bool:
-        """Whether what stands at the place `at`, or later, writes to the memory of a value."""
+        """Return whether a node at position `at`, or later, writes to the memory of a value."""
         places = self._writes.get(Storage(self._effects.aliases.of(value)))
         return places is not None and places[-1] >= at
 
     def refusal(self, nodes: Iterable[Node], at: int) -> Reason | None:
-        """Return why plain work may not all run at the place `at`, just before what stands there; None if it may."""
+        """Return why some of this plain work may not run at position `at`, before the node there; None if all may."""
         places = {self._effects.index[node] for node in nodes}
         first, last = min(places), max(places)
         if self._lies_between(self._fences, min(first, at - 1), max(last, at)):
@@ -99,7 +99,7 @@ class Motion:
 
     @staticmethod
     def _lies_between(places: list[int] | tuple[()], low: int, high: int) -> bool:
-        """Whether one of the sorted places is greater than `low` and smaller than `high`."""
+        """Return whether one of the sorted positions is greater than `low` and smaller than `high`."""
         found = bisect_right(places, low)
         return found < len(places) and places[found] < high
 
@@ -107,7 +107,7 @@ class Motion:
 def _vouching(effects: Effects) -> set[Node]:
     found: set[Node] = set()
     for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
-        operator = behaviour.operator  # what writes is taken for a tensor's by its name
+        operator = behaviour.operator  # a method that writes is taken for a tensor's by its name
         if node.op == "call_method" and not node.users and operator is not None and not operator.writes:
             value = node.args[0] if node.args else None
             while isinstance(value, Node) and value not in found:
@@ -117,13 +117,13 @@ def _vouching(effects: Effects) -> set[Node]:
 
 
 class Escapes:
-    """Answers whether one tensor may stand for several, or be kept from one forward to the next.
+    """Answers whether one tensor may replace several, or be kept from one forward to the next.
 
-    Where others may write to a value's memory, the value is the program's own only where it was computed.
+    If others may write to a value's memory, the value is the program's own only where it was computed.
     """
 
     def __init__(self, effects: Effects) -> None:
-        """Note what the program writes, hands to code that may write, and returns."""
+        """Record what the program writes, returns, and passes to code that may write."""
         self._aliases = effects.aliases
         self._written = {
             each.alias_class for does in effects.per_node for each in does.writes if isinstance(each, Storage)
@@ -136,7 +136,7 @@ class Escapes:
                 self._returned.update(map(self._aliases.of, node.all_input_nodes))
 
     def refusal(self, node: Node) -> Reason | None:
-        """Return why a node's value has to be a tensor of its own, each time; None if it need not."""
+        """Return why a node's value must be a new tensor each time; None if it need not."""
         memory = self._aliases.of(node)
         if memory in self._written:
             return Reason.VALUE_WRITTEN
@@ -144,10 +144,10 @@ class Escapes:
 
 
 class Sharing:
-    """Groups of values that share memory because of replacements made so far."""
+    """Groups of values that share memory because of the replacements made so far."""
 
     def __init__(self, effects: Effects) -> None:
-        """Begin with the classes of a program as it was."""
+        """Begin with the alias classes of the unchanged program."""
         self._aliases, self._escapes = effects.aliases, Escapes(effects)
         self._outside = effects.aliases.outside()
         self._parents: dict[int, int] = {}
@@ -155,13 +155,13 @@ class Sharing:
         self._visible: set[int] = set()
 
     def refusal(self, results: Iterable[Node], inputs: Iterable[Node], *, did: bool, will: bool) -> Reason | None:
-        """Return why the sharing of memory among results and inputs may not change; None if it may, or does not.
+        """Return why the memory shared among results and inputs may not change; None if it may, or stays the same.
 
         Args:
-            results: of the work that is replaced.
-            inputs: of it.
+            results: the results of the work that is replaced.
+            inputs: the inputs of that work.
             did: whether results may have shared memory with inputs, or among themselves.
-            will: whether they may from now on.
+            will: whether they may share it from now on.
         """
         if not (did or will):
             return None
@@ -178,7 +178,7 @@ class Sharing:
         return Reason.VALUE_ESCAPES if will and len(seen) > 1 else None
 
     def join(self, results: Iterable[Node], inputs: Iterable[Node]) -> None:
-        """Know that results and inputs share memory from now on."""
+        """Record that results and inputs share memory from now on."""
         values = [*results, *inputs]
         groups = {self._group(each) for each in values}
         visible = any(map(self._is_seen, values)) or not groups.isdisjoint(self._visible)
@@ -188,15 +188,15 @@ class Sharing:
             self._visible.add(root)
 
     def stand_in(self, new: Node, old: Node) -> None:
-        """Know that a node gives what another one gave."""
+        """Record that a node replaces another one."""
         self._stand_ins[new] = self.original(old)
 
     def original(self, node: Node) -> Node:
-        """Return the node that gave a value in the program as it was."""
+        """Return the node of the original program that computed a value."""
         return self._stand_ins.get(node, node)
 
     def _is_seen(self, node: Node) -> bool:
-        """Whether the caller, or the module, has the value, too."""
+        """Return whether the caller or the module holds the value, too."""
         original = self.original(node)
         return self._escapes.refusal(original) is not None or self._aliases.of(original) in self._outside
 

@@ -1,8 +1,8 @@
-"""The one model of what nodes do to the world; every pass asks it, and none has rules of its own.
+"""The one model of the effects of nodes; every pass asks it, and none has rules of its own.
 
 A node reads and writes resources: a server's state, a tensor's memory through all its aliases, the random generators.
-Local work that touches none of them has no effect at all. A fence touches everything. The two halves of a call are one
-effect: it begins at the issue and is over at the wait.
+Local work that touches none of them has no effect. A fence touches everything. The two halves of a call are one effect,
+which begins at the issue and ends at the wait.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _CALLS = _STARTS | {Part.WAIT}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeEffects:
-    """What one node does. Memory that nobody in the graph writes is left out: reading it conflicts with nothing."""
+    """The effects of one node. Memory that no node of the graph writes is left out: reading it causes no conflict."""
 
     part: Part
     reads: frozenset[Resource] = frozenset()
     writes: frozenset[Resource] = frozenset()
     fence: Reason | None = None
     writes_input: bool = False
-    """Whether it writes what the caller gave."""
+    """Whether the node writes memory that the caller gave."""
     joins: bool = False
-    """Whether it begins what the peers of a process group take part in, each of them once."""
+    """Whether the node begins something that each peer of a process group takes part in once."""
 
     @property
     def commits(self) -> bool:
-        """Whether it does something that cannot be taken back: on a server, or to an input."""
+        """Whether the node does something that cannot be undone, on a server or to an input."""
         if self.writes_input:
             return True
         starts = self.part is Part.CALL or self.part is Part.ISSUE
@@ -85,7 +85,7 @@ class Effects:
         )
 
     def gathered(self, order: Sequence[int], heads: Mapping[int, int], nodes: Sequence[Node]) -> Effects:
-        """Return those of the program after some issues have become one: see `Dependencies.gathered`."""
+        """Return the effects after some issues have been merged: see `Dependencies.gathered`."""
         together: dict[int, list[int]] = {}
         for place, head in heads.items():
             together.setdefault(head, []).append(place)
@@ -171,7 +171,7 @@ class _Analyst:
         if may_run_here(issue):
             touched |= {GENERATOR, *self._outside}
             written.add(PEERS)
-            if part is not Part.WAIT or starts_at_once(issue):  # a call to this very process is over when it is issued
+            if part is not Part.WAIT or starts_at_once(issue):  # a call to this process has ended when it is issued
                 written.add(PROCESS)
         elif part is not Part.WAIT and any(each.name == builtin_contracts.GENERATOR for each in writes):
             touched.add(GENERATOR)
@@ -179,13 +179,13 @@ class _Analyst:
         return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(written), joins=joins)
 
     def _reads_process(self, node: Node, operator: Operator | None) -> bool:
-        """Whether the node reads what a call that runs in this process may have changed."""
+        """Return whether the node reads something that a call which runs in this process may have changed."""
         if operator is None:
             return False
         return bool(operator.state) or any(value in self._from_outside for value in node.all_input_nodes)
 
     def _reads(self, node: Node, operator: Operator | None) -> tuple[int, ...]:
-        """Return the classes of written memory that the node reads."""
+        """Return the alias classes of written memory that the node reads."""
         if not self._written:
             return ()
         classes = self._classes
@@ -195,7 +195,7 @@ class _Analyst:
         return (*found, *self._state_read(operator))
 
     def _state_read(self, operator: Operator) -> tuple[int, ...]:
-        """Return the classes of written memory among what a module holds; modules are called over and over."""
+        """Return the alias classes of written memory that a module holds; they are cached, as modules recur."""
         if operator not in self._state:
             self._state[operator] = tuple(sorted(self._aliases.of_state(operator.state) & self._written.keys()))
         return self._state[operator]

@@ -1,7 +1,7 @@
-"""What each node of a graph does, before anything is known of how its values share memory.
+"""The behaviour of each node of a graph, before it is known how values share memory.
 
-A node is one of a few parts of a program: a place where values come from, local work, one half of a call, or a fence
-that nothing may cross, because it may do anything or because it begins or ends a grad-mode or autocast block.
+A node plays one of a few parts in a program: a source of values, local work, one half of a call, or a fence that
+nothing may cross, because it may do anything or because it begins or ends a grad-mode or autocast block.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ _PYTHON = frozenset({"_operator", "builtins"})
 
 
 class _Receivers:
-    """Answers whether the object whose method a node calls is a tensor, or may be one of the user's own.
+    """Answers whether the object whose method a node calls is a tensor, or may be an object of the user's own.
 
-    A graph names methods, and not the classes they belong to: `add` may be a tensor's, or that of a meter which is
-    handed to the forward. A pure method of a tensor is called for its result; so a call whose result nobody takes
-    speaks of another object, and may do anything. What asks for nothing but a size is left out: no object answers that
-    by acting. Each node is looked at once, however many methods are called one after another.
+    A graph names methods, not the classes they belong to: `add` may be a method of a tensor, or of a meter that is
+    passed to the forward. A pure method of a tensor is called for its result, so a call without a user suggests another
+    object, and may do anything. Methods that only ask for a size are left out, since no object acts on those. Each node
+    is visited once, however long the chain of method calls.
     """
 
     def __init__(self, module: GraphModule) -> None:
-        """Take attributes and submodules from `module`."""
+        """Look up attributes and submodules in `module`."""
         self._module = module
         self._tensors: dict[Node, bool] = {}
 
     def calls_object(self, node: Node) -> bool:
-        """Whether the node calls a method of what may be an object of the user's own."""
+        """Return whether the node calls a method of what may be an object of the user's own."""
         if node.op != "call_method" or node.target in words.QUERIES:
             return False
         return not self._is_tensor(node.args[0] if node.args else None)
 
     def reads_object(self, node: Node) -> bool:
-        """Whether the node reads an attribute of such an object, other than those that every tensor has."""
+        """Return whether the node reads an attribute of such an object, other than those that every tensor has."""
         if node.target not in (getattr, read_attribute) or node.args[1] in words.PLAIN_ATTRIBUTES:
             return False
         return not self._is_tensor(node.args[0])
 
     def _is_tensor(self, value: object) -> bool:
-        """Whether the value comes of torch's own work; methods and Python's operators are as good as their argument."""
+        """Return whether torch's own work made the value; methods and Python's operators depend on their argument."""
         path: list[Node] = []
         found: bool | None = False
         while isinstance(value, Node):
@@ -75,7 +75,7 @@ class _Receivers:
         return bool(found)
 
     def _by_itself(self, value: Node) -> bool | None:
-        """Return whether a value is a tensor; None where its first argument tells."""
+        """Return whether a value is a tensor; None if that depends on its first argument."""
         if value.op == "get_attr":
             return isinstance(attribute(self._module, str(value.target)), torch.Tensor)
         if value.op == "call_module":
@@ -87,14 +87,14 @@ class _Receivers:
 
 
 _JOINING: frozenset[object] = frozenset({operator.add, operator.mul})
-"""Operators that join lists, or repeat one, and work on tensors as well."""
+"""Operators that join or repeat lists, and also work on tensors."""
 
 
 def _containers_made(nodes: Iterable[Node]) -> set[Node]:
-    """Return the nodes that join containers, and those that take a slice of one, in one pass over a program's order.
+    """Return the nodes that join containers or slice one, in one pass over a program.
 
-    `+` adds tensors, and joins lists. A sum of tensors has memory of its own; a joined list holds the very tensors that
-    its parts hold. A value that nothing in the graph shows to be a container is taken for a tensor.
+    `+` adds tensors and joins lists. A sum of tensors has memory of its own; a joined list holds the same tensors as
+    its parts. A value that nothing in the graph shows to be a container counts as a tensor.
     """
     found: set[Node] = set()
     for node in nodes:
@@ -122,10 +122,10 @@ def _is_container(value: object, made: set[Node]) -> bool:
 
 
 class Part(IntEnum):
-    """The part that a node plays: an int, which hashes faster, since every node is asked."""
+    """The part that a node plays; an int, which hashes faster, since every node is looked up."""
 
     INPUT = auto()
-    """A placeholder, and what is set for the forward as a whole: always first."""
+    """A placeholder, or a setting that holds for the whole forward; these come first."""
     STATE = auto()
     """A `get_attr`: a parameter, a buffer, or another object of the module."""
     LOCAL = auto()
@@ -135,15 +135,15 @@ class Part(IntEnum):
     ISSUE = auto()
     """The first half of a call, or the creation of an RRef, which has no second half."""
     WAIT = auto()
-    """The second half."""
+    """The second half of a call."""
     FENCE = auto()
-    """Nothing crosses it."""
+    """A node that nothing crosses."""
     OUTPUT = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Behaviour:
-    """One node. `operator` says what local work does to its arguments; `fence`, why nothing crosses."""
+    """The behaviour of one node: `operator` is the effect of local work on its arguments, `fence` a fence's reason."""
 
     part: Part
     operator: Operator | None = None
@@ -151,7 +151,7 @@ class Behaviour:
 
     @property
     def is_impure(self) -> bool:
-        """Whether something would be lost with the node even though nobody used its value."""
+        """Whether removing the node would lose something even if nothing used its value."""
         if self.part is Part.LOCAL:
             return self.operator is None or self.operator.has_effects
         return self.part is not Part.STATE
@@ -184,12 +184,12 @@ class Behaviours:
     """The behaviour of any node of one module; each operator and submodule is looked up once."""
 
     def __init__(self, module: GraphModule) -> None:
-        """Take the submodules that `call_module` nodes name from `module`."""
+        """Look up the submodules that `call_module` nodes name in `module`."""
         self._module = module
         self._receivers = _Receivers(module)
         self._plain: dict[object, Behaviour] = {}
         self._local: set[object] = set()
-        """Targets that are no calls."""
+        """Targets that are not calls."""
         self._submodules: dict[object, Behaviour] = {}
 
     def of(self, node: Node) -> Behaviour:
@@ -203,14 +203,14 @@ class Behaviours:
         return self._of_target(node)
 
     def may_act(self, node: Node) -> bool:
-        """Whether a method that changes nothing, if it is a tensor's, may be another object's, and change that."""
+        """Return whether a method without effects on a tensor may belong to another object, and change that."""
         if node.op != "call_method":
             return False
         operator = self._of_target(node).operator
         return operator is not None and not operator.writes and self._receivers.calls_object(node)
 
     def may_change(self, node: Node) -> bool:
-        """Whether the node reads what a method that is taken for a tensor's may have changed."""
+        """Return whether the node reads something that a method assumed to be a tensor's may have changed."""
         return self._receivers.reads_object(node)
 
     @functools.cached_property
@@ -249,10 +249,10 @@ class Behaviours:
         return self._submodules[target]
 
     def _data_parallel(self, path: str, called: nn.Module) -> Operator | None:
-        """Return what a `DistributedDataParallel` does: what the module inside does, and what it says to other ranks.
+        """Return what a `DistributedDataParallel` does: the work of the module inside, and its communication.
 
-        None if it may do anything; or if its parameters have uses outside of it, too: then it is not its forward's
-        place alone that decides when backward reduces their gradients.
+        The result is None if it may do anything, or if its parameters are also used outside of it: then the position of
+        its forward alone does not decide when backward reduces their gradients.
         """
         body = body_of(called)
         inside = module_operator(called.module) if body is None else body_operator(body)  # type: ignore[arg-type]
@@ -298,10 +298,10 @@ class Behaviours:
 
 
 def body_operator(body: GraphModule) -> Operator | None:
-    """Return what calling a module does that is a graph itself; None if it may do anything, or makes remote calls.
+    """Return what calling a module that is itself a graph does; None if it may do anything, or makes remote calls.
 
-    What may be memory of an argument, or of the module's own, is followed through the graph; a write to any of it
-    counts as one to all of it.
+    Memory that may belong to an argument or to the module is followed through the graph; a write to any of it counts as
+    a write to all of it.
     """
     lookup = Behaviours(body)
     given, held = set[Node](), set[Node]()
@@ -340,7 +340,7 @@ def body_operator(body: GraphModule) -> Operator | None:
 
 
 def _is_waited_for(issue: Node) -> bool:
-    """Whether waits alone use what was issued; of a batch, each of its calls has one."""
+    """Return whether only waits use what was issued; each call of a batch has a wait."""
     if is_batch(issue):
         return waits_of(issue) is not None
     return all(is_wait(user) for user in issue.users)

@@ -1,6 +1,6 @@
-"""Whom a graph speaks to besides its servers, the ranks of process groups, and whether a trial's trainers can be these.
+"""The ranks that a graph communicates with besides its servers, and whether a trial's trainers can take their part.
 
-What a trial cannot hold is the same for whoever looks at the graph: the launcher before it sends it, and the trial.
+The launcher checks this before it sends a graph, and so does the trial.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fxlib.runtime.submodules import submodule
 from fxlib.wire import OpaqueModule
 
 Sizes = Mapping[str, tuple[int, ...]]
-"""Sizes of process groups by name: those that are stated, of which there may be none, or several."""
+"""Sizes of process groups by name: those that the graph states, which may be none, one or several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,29 +28,29 @@ class Groups:
     reducing: Sizes
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any groups."""
         return bool(self.collectives or self.reducing)
 
     def misfit(self, trainers: int) -> str:
-        """Say why so many trainers, in one group, cannot stand in for these; empty if they can."""
+        """Return why so many trainers, in one group, cannot stand in for these groups; empty if they can."""
         names = {*self.collectives, *self.reducing}
         if not names:
             return ""
         sizes = [size for of in (self.collectives, self.reducing) for each in of.values() for size in each]
         if name := next((each for each in self.collectives if each != ALL_RANKS), None):
-            return f"who is in process group {name!r}, the graph does not say: only all ranks together can be tried"
+            return f"the graph does not say who is in process group {name!r}: only all ranks together can be tried"
         if len(names) > 1:
             listed = ", ".join(map(repr, sorted(names)))
-            return f"there are several process groups ({listed}), and the trainers of a trial are one"
+            return f"there are several process groups ({listed}), and the trainers of a trial form one"
         if trainers < 2:
-            return "there is one trainer, and it has no peers (say Workload.trainers: as many as the job has ranks)"
+            return "there is one trainer, and it has no peers (set Workload.trainers to the job's number of ranks)"
         if others := [size for size in sizes if size != trainers]:
-            return f"the graph is that of {others[0]} ranks, and Workload.trainers is {trainers}"
+            return f"the graph is for {others[0]} ranks, and Workload.trainers is {trainers}"
         return ""
 
 
 def groups_of(bodies: Iterable[GraphModule]) -> Groups:
-    """Return the process groups to which some graphs speak."""
+    """Return the process groups that some graphs communicate with."""
     collectives: dict[str, set[int]] = {}
     reducing: dict[str, set[int]] = {}
     for body in bodies:
@@ -71,7 +71,7 @@ def parallel_calls(body: GraphModule) -> Iterator[tuple[str, DataParallel]]:
 
 
 def own_code_in(body: GraphModule) -> Iterator[str]:
-    """Yield, in words, what of the `DistributedDataParallel` modules of a graph only the launcher can run."""
+    """Yield descriptions of the parts of a graph's `DistributedDataParallel` modules that only the launcher can run."""
     for path, parallel in parallel_calls(body):
         if parallel.oddity:
             yield f"of DistributedDataParallel {path!r}: {parallel.oddity}"
@@ -95,7 +95,7 @@ def _class(module: nn.Module) -> str:
 
 
 def _stated_sizes(node: Node) -> Iterator[int]:
-    """Yield the size of its group that a collective states, if it does: the argument before the group's name."""
+    """Yield the size of its group if a collective states it: the argument before the group's name."""
     operation, size = function_name(node), collective_arguments(node)[-2]
     if operation.startswith(("all_gather", "reduce_scatter")) and isinstance(size, int):
         yield size

@@ -1,9 +1,9 @@
-"""Which calls of a graph may run ahead of their step, and why the others may not.
+"""Finds the calls of a graph that may run ahead of their step, and why the others may not.
 
 A call that runs ahead is made during the step before its own, for a batch that was pulled early. It crosses the end of
-that step, with its pushes, and all of its own forward that stands before it. So it has to read, what it sends has to
+that step, with its pushes, and everything before it in its own forward. Therefore it must only read, its arguments must
 depend on inputs and constants alone (its *prologue*), and nothing in the graph may write what it reads. What the loop
-itself does between two forwards is no part of a graph: it is seen at run time (`fxlib.pipeline`).
+itself does between two forwards is not part of a graph: `fxlib.pipeline` checks it at run time.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Way(Enum):
     """How a call may run ahead."""
 
     NOTHING_WRITTEN = "nothing_written"
-    """No push of the module writes what it reads: it may leave as soon as its batch is known."""
+    """No push of the module writes what the call reads: it may leave as soon as its batch is known."""
     BEHIND_PUSH = "behind_push"
-    """A push writes what it reads: it may leave with or behind the pushes of the step before."""
+    """A push writes what the call reads: it may leave with or after the pushes of the step before."""
     BY_KEYS = "by_keys"
-    """Pushes write rows of what it reads, and say which: it may leave at once, and those rows are read again."""
+    """Pushes write rows of what the call reads, and say which: it may leave at once, and those rows are read again."""
 
 
 def ways(of_calls: Collection[Way]) -> tuple[Way, ...]:
-    """Return the ways to choose from: what may be read by keys can be read behind the push as well."""
+    """Return the ways to choose from: a read that may run ahead by keys may also run behind the push."""
     if Way.BY_KEYS in of_calls:
         return Way.BY_KEYS, Way.BEHIND_PUSH
     return (Way.BEHIND_PUSH,) if Way.BEHIND_PUSH in of_calls else (Way.NOTHING_WRITTEN,)
@@ -65,27 +65,27 @@ class CallAhead:
     node: Node
     """The call in its blocking form, or its issue."""
     name: str
-    """Name of the call as captured; of a batch, that of its issue."""
+    """Name of the call as captured; for a batch, the name of its issue."""
     way: Way | None
-    """None: it may not."""
+    """The way in which the call may run ahead; None if it may not."""
     reason: Reason
     detail: str = ""
     remedy: str = ""
-    """The declaration or change that would let it run ahead; empty where there is none."""
+    """The declaration or change that would let the call run ahead; empty if there is none."""
     prologue: tuple[Node, ...] = ()
-    """The nodes from which its arguments are computed, in the order of the graph, inputs included."""
+    """The nodes from which the call's arguments are computed, in graph order, including inputs."""
     reads: frozenset[ServerState] = frozenset()
     contracts: tuple[Contract | None, ...] = ()
-    """Of the call, or of each call of a batch."""
+    """The contract of the call, or of each call of a batch."""
 
     def __str__(self) -> str:
-        """One line."""
+        """Return a one-line summary."""
         text = f"{self.name}: {self.reason.sentence(self.detail)}"
         return f"{text} ({self.remedy})" if self.remedy else text
 
 
 def calls_ahead(module: GraphModule) -> tuple[CallAhead, ...]:
-    """Return, for each call of a module's graph, whether it may run ahead, in the order of the graph."""
+    """Return, for each call of a module's graph in order, whether it may run ahead."""
     return tuple(_Analyst(module).of_calls())
 
 
@@ -99,9 +99,9 @@ def may_run_ahead(module: GraphModule, *, several_trainers: bool = False) -> dic
 
 
 def pushed(module: GraphModule) -> dict[str, frozenset[ServerState]]:
-    """Return what the gradients of a module's results write, by the name of the function that takes them.
+    """Return what pushing the gradients of a module's results writes, by the remote function that takes them.
 
-    A function of which neither this process nor the graph knows a contract may write anything.
+    A function without a contract in this process or in the graph may write anything.
     """
     found: dict[str, frozenset[ServerState]] = {}
     for node in module.graph.nodes:
@@ -125,7 +125,7 @@ def _functions(call: Node) -> list[str]:
 
 
 def meet(reads: Iterable[ServerState], writes: Iterable[ServerState]) -> bool:
-    """Whether a write may change what is read."""
+    """Return whether a write may change what is read."""
     written = list(writes)
     return any(read.meets(write) for read in reads for write in written)
 
@@ -138,7 +138,7 @@ class _Refusal(Exception):  # noqa: N818 - no error: the analysis of one call en
 
 
 class _Analyst:
-    """Looks at the calls of one graph."""
+    """Examines the calls of one graph."""
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
@@ -196,13 +196,13 @@ class _Analyst:
         )
 
     def _without_keys(self, call: Node, pushes: Iterable[str]) -> list[str]:
-        """Return the functions that would have to declare their keys, were the call to be repaired row by row."""
+        """Return the functions that would have to declare their keys for the call to be repaired row by row."""
         read = {name: self._contracts.get(name) for name in _functions(call)}
         written = {name: _declared(name) or self._of_gradients.get(name) for name in pushes}
         return sorted(name for name, found in {**read, **written}.items() if found is None or found.keys is None)
 
     def _check_call(self, call: Node) -> None:
-        """Refuse a call for what it is."""
+        """Refuse a call that by itself may not run ahead."""
         if not (is_batch(call) or call.target in (ops.remote_call, ops.issue_call)):
             raise _Refusal(Reason.AHEAD_KIND, function_name(call))
         if self._effects[call].part is Part.FENCE:
@@ -253,9 +253,9 @@ class _Analyst:
             raise _Refusal(Reason.AHEAD_ARGUMENT_WRITTEN, node.name)
 
     def _check_fences(self, prologue: set[Node], call: Node) -> None:
-        """Refuse arguments that lie in memory which an opaque callable is given before the call.
+        """Refuse arguments in memory that is passed to an opaque callable before the call.
 
-        What comes from outside is watched by its version as the program runs.
+        Memory from outside is watched by its version as the program runs.
         """
         aliases, place = self._effects.aliases, self._effects.index[call]
         own = {aliases.of(node) for node in prologue if node.op not in ("placeholder", "get_attr")}
@@ -267,7 +267,7 @@ class _Analyst:
 
 
 def _is_constant(value: object) -> bool:
-    """Whether an attribute changes, if ever, so that a look at it tells: a buffer, by its version, or a plain value."""
+    """Return whether any change of an attribute can be detected: it is a buffer, with a version, or a plain value."""
     if isinstance(value, torch.Tensor):
         return not isinstance(value, nn.Parameter) and not value.requires_grad
     return isinstance(value, (int, float, str, bool, type(None), torch.dtype, torch.device))

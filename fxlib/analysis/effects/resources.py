@@ -1,4 +1,4 @@
-"""What a node can read or write besides its own values: the things that effects are about."""
+"""Resources: everything that a node can read or write besides its own values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fxlib.spec.contract import Contract
 
 
 class Storage(NamedTuple):
-    """Memory of tensors in this process: one class of aliases. A tuple, which hashes faster: every use is looked up."""
+    """Memory of tensors in this process: one alias class. It is a tuple, since these hash faster."""
 
     alias_class: int
 
@@ -28,7 +28,7 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What this process keeps outside of the graph: a call that runs here may write parameters, buffers, inputs."""
+    """State of this process outside the graph: a call that runs here may write parameters, buffers or inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,19 @@ class ServerState:
     name: str | None = None
 
     def meets(self, other: ServerState) -> bool:
-        """Whether the two may name the same state."""
+        """Return whether the two may name the same state."""
         same_server = self.server is None or other.server is None or self.server == other.server
         return same_server and (self.name is None or other.name is None or self.name == other.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The other members of process groups, who meet this process's collectives in one order, whatever the group."""
+    """The other members of process groups, who take part in this process's collectives in one order for all groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reductions:
-    """What backward does with the members of process groups, in the reverse of the order of the forward."""
+    """The reductions of backward among members of process groups, in the reverse order of the forward."""
 
 
 Resource: TypeAlias = Storage | Generator | Process | ServerState | Peers | Reductions
@@ -65,16 +65,16 @@ COLLECTIVES: frozenset[object] = frozenset({COLLECTIVE.blocking, COLLECTIVE.issu
 
 
 def contract_of_call(node: Node) -> Contract | None:
-    """Return the contract that a call, its issue, or an RRef's creation carries; None if nothing is known.
+    """Return the contract of a call, its issue, or the creation of an RRef; None if it has none.
 
-    That of a batch is the union of its calls' contracts.
+    The contract of a batch is the union of its calls' contracts.
     """
     contract = node.meta.get("contract")
     return contract if isinstance(contract, Contract) else None
 
 
 def destination(node: Node) -> str | None:
-    """Return the server that a call goes to, or None when only the run can tell."""
+    """Return the server that a call goes to, or None if only the run determines it."""
     if (client := client_of(node)) is not None:
         to = client.destination(node.args, node.kwargs)
     else:
@@ -83,7 +83,7 @@ def destination(node: Node) -> str | None:
 
 
 def speaks_to(node: Node) -> str:
-    """Return in words whom a call reaches: a server, what computes it, a process group, or a client by its name."""
+    """Return in words what a call reaches: a server, the expression for one, a process group, or a client by name."""
     if (client := client_of(node)) is not None:
         return client.reached(node)
     if node.target in COLLECTIVES:
@@ -92,23 +92,23 @@ def speaks_to(node: Node) -> str:
 
 
 def collective_arguments(node: Node) -> tuple[object, ...]:
-    """Return what a collective's operator is called with; the last is the group's name."""
+    """Return the arguments of a collective's operator; the last is the group's name."""
     given = node.args[1]
     return given if isinstance(given, tuple) else ()
 
 
 def names_a_function(node: Node) -> bool:
-    """Whether the node calls a remote function by its name, as opposed to a client of the user's own."""
+    """Return whether the node calls a remote function by its name, as opposed to a client of the user's own."""
     return node.target in CALLS_BY_NAME
 
 
 def takes_contract(node: Node) -> bool:
-    """Whether the node makes or begins a call whose contract may be stated under its `function_name`."""
+    """Return whether the node makes or begins a call whose contract may be stated under its `function_name`."""
     return names_a_function(node) or (client_of(node) is not None and not is_wait(node))
 
 
 def function_name(node: Node) -> str:
-    """Return the name of the function that a call or an issue names, or what the node calls where it names none."""
+    """Return the name of the function that a call or an issue names, or else of what the node calls."""
     if (client := client_of(node)) is not None:
         return client.function
     if node.target in COLLECTIVES:
@@ -123,9 +123,9 @@ def function_name(node: Node) -> str:
 
 
 def methods_sent(node: Node) -> tuple[str, ...]:
-    """Return the names under which a contract may be stated of the method that a call hands to a helper to be called.
+    """Return the names under which a contract may be stated for the method that a call passes to a helper.
 
-    Capture gives the call that contract where it knows the helper: see `fxlib.runtime.ops.contract_lookup`.
+    Capture gives the call that contract if it knows the helper: see `fxlib.runtime.ops.contract_lookup`.
     """
     name = method_sent(node.args[2]) if names_a_function(node) else ""
     if not name:
@@ -134,21 +134,23 @@ def methods_sent(node: Node) -> tuple[str, ...]:
 
 
 def is_collective(node: Node) -> bool:
-    """Whether the node is a functional collective, or one half of it."""
+    """Return whether the node is a functional collective, or one half of it."""
     return kind_of(node) is COLLECTIVE
 
 
 def reads_and_writes(node: Node) -> tuple[frozenset[ServerState], frozenset[ServerState]]:
-    """Return what a call does to the state of servers. A call without a contract may write anything anywhere."""
+    """Return what a call reads and writes of servers' state; without a contract, it may write anything anywhere."""
     if node.target in FETCHES:
-        return frozenset({ServerState(server=None)}), frozenset()  # the value behind an RRef may be any server's state
+        return frozenset(
+            {ServerState(server=None)}
+        ), frozenset()  # the value behind an RRef may be the state of any server
     if node.target in COLLECTIVES:
         return frozenset(), frozenset()
     return states_of(contract_of_call(node), destination(node))
 
 
 def states_of(contract: Contract | None, server: str | None) -> tuple[frozenset[ServerState], frozenset[ServerState]]:
-    """Return what a call under a contract reads and writes on a server; without a contract it may write anything."""
+    """Return what a call under a contract reads and writes on a server; without a contract, it may write anything."""
     if contract is None:
         return frozenset(), frozenset({ANY_STATE})
     reads = frozenset(ServerState(server, _part(name)) for name in contract.reads)
@@ -156,12 +158,12 @@ def states_of(contract: Contract | None, server: str | None) -> tuple[frozenset[
 
 
 def may_run_here(call: Node) -> bool:
-    """Whether a call or an issue is of unknown code, which may be told to run in this very process."""
+    """Return whether a call or an issue is of unknown code, which may be told to run in this process."""
     return contract_of_call(call) is None and call.target not in FETCHES and call.target not in COLLECTIVES
 
 
 def starts_at_once(issue: Node) -> bool:
-    """Whether nobody waits for a call to this very process where it is issued: the program's own, and clients'."""
+    """Return whether a call to this process runs at its issue: calls of the program's own, and of its clients."""
     return issue.target is ops.start_call or client_of(issue) is not None
 
 

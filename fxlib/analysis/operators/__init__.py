@@ -1,4 +1,4 @@
-"""What one operator or leaf module does, out of torch's schemas and written tables, and how its call is written.
+"""Facts about single operators and leaf modules, from torch's schemas and our tables, and about how calls are written.
 
-Nothing here knows a whole graph.
+Nothing here knows a whole graph; `fxlib.analysis.effects` does.
 """

@@ -1,4 +1,4 @@
-"""Arguments of a node: by name, however they were written, what overloads take, and what the operator does to them."""
+"""Arguments of a node: by name, however written; what overloads accept; and what the operator does to them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def operator_of(node: Node) -> Operator | None:
 
 
 def depends_on_arguments(node: Node) -> bool:
-    """Whether another node with the same target may do something else."""
+    """Return whether another node with the same target may do something else."""
     return bool(flags_of(node.target)) or not _SWITCHES.isdisjoint(node.kwargs)
 
 
 def _as_called(found: Operator, node: Node) -> Operator:
-    """Take account of `out=`, `inplace=`, `training=` and the like."""
+    """Account for `out=`, `inplace=`, `training=` and the like."""
     name = found.name
     return _variant(
         found,
@@ -61,7 +61,7 @@ def _variant(
         shared=None if returns_argument else found.shared,
         same=(found.same or returns_argument) and not plain,
         random=found.random and not idle,
-        raises=found.raises or indexes,  # by the values of its index
+        raises=found.raises or indexes,  # depends on the values of its index
         gradient=found.gradient and not plain,
     )
 
@@ -72,7 +72,7 @@ def written_arguments(node: Node, found: Operator) -> Iterator[Node]:
 
 
 def shared_arguments(node: Node, found: Operator) -> Iterable[Node]:
-    """Return the nodes with whose memory the operator's result may share, if it shares any."""
+    """Return the nodes whose memory the operator's result may share."""
     return node.all_input_nodes if found.shared is None else _at(node, found.shared)
 
 
@@ -105,7 +105,7 @@ def _is_on(node: Node, name: str) -> bool:
 
 
 def _flag(node: Node, name: str) -> object:
-    """Value of an argument that changes what the operator does; None if it is not given."""
+    """Return the value of an argument that changes what the operator does; None if it is not given."""
     if name in node.kwargs:
         return node.kwargs[name]
     place = flags_of(node.target).get(name)
@@ -113,7 +113,7 @@ def _flag(node: Node, name: str) -> object:
 
 
 def frozen(value: Any) -> Hashable:
-    """Return what tells an argument from another one, types and signs of zeros included."""
+    """Return a key that distinguishes arguments, including types and signs of zeros."""
     if isinstance(value, Node):
         return value
     if isinstance(value, (tuple, list)):
@@ -127,24 +127,24 @@ def frozen(value: Any) -> Hashable:
 
 @functools.cache
 def _names_of(target: Any) -> tuple[str, ...]:
-    """Return the names of a function's parameters, in order; empty if they are not known."""
+    """Return the names of a function's parameters, in order; empty if they are unknown."""
     if isinstance(target, torch._ops.OpOverload):
         return tuple(argument.name for argument in target._schema.arguments)
     try:
         return tuple(inspect.signature(target).parameters)
-    except (TypeError, ValueError):  # a builtin: its schema tells
+    except (TypeError, ValueError):  # a builtin: its schema has them
         found = facts_of(target)
         schemas = torch._C._jit_get_schemas_for_operator(f"aten::{found.name}") if found is not None else ()
         return tuple(argument.name for argument in schemas[0].arguments) if schemas else ()
 
 
 def arguments_of(node: Node) -> dict[str, Any]:
-    """Return the arguments that a `call_function` node gives, by name; those left out have no entry."""
+    """Return the arguments that a `call_function` node gives, by name; omitted arguments have no entry."""
     return dict(zip(_names_of(node.target), node.args, strict=False)) | dict(node.kwargs)
 
 
 def replace_arguments(node: Node, **values: Any) -> None:
-    """Give a `call_function` node other values for some of its arguments, by name; what it leaves out may be added."""
+    """Give some arguments of a `call_function` node other values, by name; omitted arguments may be added."""
     names = _names_of(node.target)
     args, kwargs = list(node.args), dict(node.kwargs)
     for name, value in values.items():
@@ -165,10 +165,10 @@ class Parameter:
     """Its type, without `Optional`."""
     optional: bool
     listed: bool
-    """Whether it takes a list; of any number of elements, if `number` is not given."""
+    """Whether it takes a list; the list may have any length if `number` is not given."""
     number: int | None
     named: bool
-    """Whether it is given by keyword alone."""
+    """Whether it is keyword-only."""
     required: bool
     default: Any
 
@@ -181,12 +181,12 @@ class Overload:
     parameters: tuple[Parameter, ...]
     names: tuple[str, ...]
     places: int
-    """Number of parameters that may be given by place."""
+    """Number of positional parameters."""
 
 
 @functools.cache
 def overload_of(target: torch._ops.OpOverload) -> Overload:
-    """Return what one overload takes."""
+    """Return the parameters of one overload."""
     return _read(target._schema)
 
 
@@ -194,7 +194,7 @@ def overload_of(target: torch._ops.OpOverload) -> Overload:
 def overloads(name: str) -> tuple[Overload, ...]:
     """Return the overloads of an operator of ATen that work on tensors, without those that write to `out=`.
 
-    Those with the fewest parameters come first.
+    Overloads with the fewest parameters come first.
     """
     found = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
     kept = (

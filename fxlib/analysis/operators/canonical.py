@@ -1,8 +1,8 @@
-"""What a node calls and with what, in one form for all ways of writing it.
+"""A node's operator and operands, in one canonical form for all ways of writing the call.
 
 `x.relu()`, `torch.relu(x)`, `F.relu(x)`, `nn.ReLU()(x)` and `aten.relu.default(x)` are one operator on one operand, and
-so are `x + y`, `torch.add(x, y)` and `torch.add(input=x, other=y, alpha=1)`. Operators are the same if they have one
-name and parameters of the same names; what torch does not publish is the same as itself alone.
+so are `x + y`, `torch.add(x, y)` and `torch.add(input=x, other=y, alpha=1)`. Operators are the same if they have the
+same name and the same parameter names; an operator that torch does not publish is the same only as itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ARITHMETIC: dict[object, str] = {
         *(("invert", "bitwise_not"), ("abs", "abs")),
     )
 }
-"""Python's operators, by what torch calls them where they work on tensors."""
+"""Python's operators, by the names that torch has for them on tensors."""
 _SPELLINGS = {"input": "self", "axis": "dim", "keepdims": "keepdim", "x": "self", "x2": "other"}
 _UNSEEN = frozenset({"_stacklevel"})
 _LITERALS: dict[str, tuple[type, ...]] = {
@@ -65,7 +65,7 @@ _MODULES: dict[type[nn.Module], tuple[Callable[..., Any], tuple[str, ...]]] = {
     nn.GLU: (F.glu, ("dim",)),
     nn.Flatten: (torch.flatten, ("start_dim", "end_dim")),
 }
-"""Modules without weights, as functions of their input and of some of their attributes."""
+"""Modules without weights, as functions of their input and some of their attributes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +78,12 @@ class Form:
 
     @property
     def key(self) -> Hashable:
-        """What calls of the same operator share."""
+        """The key that calls of the same operator share."""
         return self.operator, self.names
 
     @property
     def commutes(self) -> bool:
-        """Whether its first two operands may be swapped, to the bit."""
+        """Whether the first two operands may be swapped with the same bits."""
         unscaled = self.operands[2:] in ((), (1,))
         return self.operator in words.COMMUTATIVE and self.names[:2] == ("self", "other") and unscaled
 
@@ -92,7 +92,7 @@ class Forms:
     """The forms of the nodes of one module."""
 
     def __init__(self, module: GraphModule) -> None:
-        """Find out, in one pass over the graph, which values are no tensors."""
+        """Find the values that are not tensors, in one pass over the graph."""
         self._module = module
         self._plain: set[Node] = set()
         for node in module.graph.nodes:
@@ -100,7 +100,7 @@ class Forms:
                 self._plain.add(node)
 
     def of(self, node: Node) -> Form | None:
-        """Return the form of a node; None if it calls nothing, or if it is not known how it takes its arguments."""
+        """Return the form of a node; None if it calls nothing, or it is unknown how it takes its arguments."""
         if node.op == "call_module":
             written = as_function(self._module, node)
             return None if written is None else form_of(*written)
@@ -112,7 +112,7 @@ class Forms:
 
 
 Written = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""A function or the name of a method, its arguments, and those by keyword."""
+"""A function or the name of a method, its positional arguments, and its keyword arguments."""
 
 
 def as_function(module: GraphModule, node: Node) -> Written | None:
@@ -128,7 +128,7 @@ def as_function(module: GraphModule, node: Node) -> Written | None:
 
 
 def form_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
-    """Return the form of a call; None if none of the operator's overloads takes such arguments."""
+    """Return the form of a call; None if no overload of the operator accepts such arguments."""
     if target in _ARITHMETIC:
         if kwargs or any(isinstance(each, (tuple, list, str)) for each in args):
             return _itself(target, args, kwargs)
@@ -192,7 +192,7 @@ def _by_signature(
 
 
 def _by_schema(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
-    """Bind the arguments to the overload that takes them with the fewest parameters."""
+    """Bind the arguments to the overload with the fewest parameters that accepts them."""
     fitting = (form for each in overloads(name) if (form := _bound(each, args, kwargs)) is not None)
     return next(fitting, None)
 
@@ -221,7 +221,7 @@ def _bound(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _takes(parameter: Parameter, value: Any) -> bool:
-    """Whether a value, a node or a literal, may stand in a parameter."""
+    """Return whether a value, a node or a literal, may be passed for a parameter."""
     if value is None:
         return parameter.optional
     if isinstance(value, Node):
@@ -235,7 +235,7 @@ def _takes(parameter: Parameter, value: Any) -> bool:
 
 
 def _settled(value: Any) -> Any:
-    """Lists and tuples are one to torch."""
+    """Convert lists to tuples, which are the same to torch."""
     return tuple(map(_settled, value)) if isinstance(value, (tuple, list)) else value
 
 
@@ -244,7 +244,7 @@ _PLAIN_BUILTINS: frozenset[object] = frozenset({len, int, float, bool, str, isin
 
 
 def _is_plain(node: Node, plain: Iterable[Node]) -> bool:
-    """Whether a node's value is surely no tensor: a size, a number, a text."""
+    """Return whether a node's value is certainly not a tensor: a size, a number, a string."""
     if "val" in node.meta:
         return not isinstance(node.meta["val"], (torch.Tensor, tuple, list))
     if node.op == "placeholder":

@@ -1,4 +1,4 @@
-"""What torch publishes on writing in place: an operator's variant, the inverses of views, what reads no memory."""
+"""Facts about writing in place that torch publishes: variants, inverses of views, operators that read no memory."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ SCATTERS: dict[object, Overload] = {
     _aten.slice_scatter.default: _aten.slice.Tensor,
     _aten.as_strided_scatter.default: _aten.as_strided.default,
 }
-"""Operators that return a copy of their first argument with a part of it replaced by the second, and the view that
-this part is."""
+"""Operators that return a copy of their first argument with a part replaced by the second, and the view that this part
+is."""
 
 ABSOLUTE: frozenset[object] = frozenset(
     {_aten.as_strided.default, _aten.as_strided_scatter.default, _aten.sym_storage_offset.default}
 )
-"""Count from the beginning of the tensor's storage, not of the tensor."""
+"""Views whose offset counts from the beginning of the tensor's storage, not of the tensor."""
 
 _ROUNDED_FIRST: dict[object, Overload] = {_aten.mul.Scalar: _aten.mul_.Tensor}
-"""Operators of which the variant rounds a number to a short dtype before it computes, and what to take instead."""
+"""Operators whose variant rounds a number to a short dtype before it computes, and what to use instead."""
 
 _OTHER_VALUES = frozenset({"_conj", "_neg_view", "_conj_physical"})
-"""Views of the same memory, of which the values are others."""
+"""Views of the same memory whose values differ."""
 
 
 @functools.cache
 def variant_of(target: object) -> Overload | None:
-    """Return the overload that does in place what `target` does, with the same arguments; None if there is none.
+    """Return the overload that does the work of `target` in place, with the same arguments; None if there is none.
 
-    The name is that of `target` with an underscore, and the arguments have the same types; the first is written, and
-    no other. Views have variants that change the tensor instead of its values: these do not count.
+    Its name is that of `target` with an underscore, its arguments have the same types, and it writes only the first.
+    Variants of views change the tensor instead of its values, and do not count.
     """
     if not isinstance(target, OpOverload) or target.namespace not in {"aten", "prims"} or _is_annotated(target):
         return None
@@ -57,7 +57,7 @@ def variant_of(target: object) -> Overload | None:
 
 @functools.cache
 def is_view(target: object) -> bool:
-    """Whether an operator only makes views of its first argument, and reads nothing of its memory.
+    """Return whether an operator only makes views of its first argument, and reads none of its memory.
 
     Composite operators (`reshape`) may copy, whatever their schema says.
     """
@@ -76,18 +76,18 @@ def name_of(target: Overload) -> str:
 
 @functools.cache
 def gives_truths(target: object) -> bool:
-    """Whether its result is a truth of each element, which its variant writes as a number."""
+    """Return whether the result is a truth value per element, which the variant writes as a number."""
     return isinstance(target, OpOverload) and name_of(target) in words.TRUTHS
 
 
 @functools.cache
 def measures_only(target: object) -> bool:
-    """Whether an operator reads none of its arguments' memory."""
+    """Return whether an operator reads none of its arguments' memory."""
     return isinstance(target, OpOverload) and target.namespace == "aten" and name_of(target) in words.MEASURING
 
 
 def is_exact(node: Node) -> bool:
-    """Whether the bits of a node's result do not depend on the layout of its arguments.
+    """Return whether the bits of a node's result are independent of the layout of its arguments.
 
     With `alpha` and other options, and for complex numbers, an operator rounds more than once.
     """
@@ -101,7 +101,7 @@ def is_exact(node: Node) -> bool:
 
 
 def commutes(node: Node) -> bool:
-    """Whether a node's result has the same bits with its first two arguments swapped; of two NaNs, either."""
+    """Return whether a node's result has the same bits with its first two arguments swapped; of two NaNs, either."""
     if not isinstance(node.target, OpOverload) or len(node.args) != 2:
         return False
     return name_of(node.target) in words.COMMUTATIVE and is_exact(node)
@@ -109,20 +109,20 @@ def commutes(node: Node) -> bool:
 
 @functools.cache
 def is_elementwise(target: object) -> bool:
-    """Whether it visits the elements of its arguments in an order that they alone decide, not its result."""
+    """Return whether it visits its arguments' elements in an order that depends on them alone, not on the result."""
     return isinstance(target, OpOverload) and (torch.Tag.pointwise in target.tags or name_of(target) in words.EXACT)
 
 
 @functools.cache
 def changes_tensors(target: object) -> bool:
-    """Whether an operator gives its argument another shape, memory, or reading of it."""
+    """Return whether an operator gives its argument another shape, memory, or interpretation."""
     if not isinstance(target, OpOverload):
         return False
     return torch.Tag.inplace_view in target.tags or name_of(target) in _OTHER_VALUES | {"resize_", "set_", "resize_as_"}
 
 
 def cast_back(node: Node, dtype: torch.dtype) -> Node | None:
-    """Return the one user of a node, if it does nothing but turn the node's value into `dtype`."""
+    """Return the only user of a node if all it does is convert the node's value to `dtype`."""
     if len(node.users) != 1:
         return None
     (user,) = node.users

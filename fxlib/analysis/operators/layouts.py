@@ -1,4 +1,4 @@
-"""How a value lies in memory, as the graph's metadata has it: shape, strides, dtype."""
+"""How a value lies in memory, according to the graph's metadata: shape, strides, dtype."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Layout:
     device: torch.device | None = None
 
     def same_values(self, other: Layout) -> bool:
-        """Whether tensors of both hold equally many elements, in one shape, of one dtype and on one device."""
+        """Return whether tensors of both have one shape, one dtype and one device."""
         devices = self.device == other.device or self.device is None or other.device is None
         return self.dtype == other.dtype and devices and same(self.shape, other.shape)
 
     def same_strides(self, other: Layout) -> bool:
-        """Whether they also lie alike."""
+        """Return whether both also have the same strides."""
         return same(self.stride, other.stride)
 
     @property
     def lies_apart(self) -> bool:
-        """Whether each element is known to have a place of its own; not so after `expand` or `unfold`."""
+        """Return whether each element is known to have memory of its own, unlike after `expand` or `unfold`."""
         both = zip(self.stride, self.shape, strict=True)
         dimensions = [(stride, size) for stride, size in both if isinstance(stride, int) and isinstance(size, int)]
         reach = 0
@@ -45,7 +45,7 @@ class Layout:
 
 
 def layout_of(node: Node) -> Layout | None:
-    """Return the layout of a node's value, by `meta["val"]` or `meta["tensor_meta"]`; None if it is not known."""
+    """Return the layout of a node's value, from `meta["val"]` or `meta["tensor_meta"]`; None if it is unknown."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return of_tensor(value)
@@ -56,7 +56,7 @@ def layout_of(node: Node) -> Layout | None:
 
 
 def of_tensor(value: torch.Tensor) -> Layout | None:
-    """Return the layout of a tensor, real or fake; None if it has no strides, or is not read as it lies."""
+    """Return the layout of a real or fake tensor; None if it has no strides, or needs more than strides to be read."""
     if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.is_conj() or value.is_neg():
         return None
     return Layout(
@@ -69,7 +69,7 @@ def of_tensor(value: torch.Tensor) -> Layout | None:
 
 
 def same(ours: Sequence[int | torch.SymInt], theirs: Sequence[int | torch.SymInt]) -> bool:
-    """Whether sizes are equal, for all values of the symbols in them."""
+    """Return whether sizes are equal for all values of the symbols in them."""
     if len(ours) != len(theirs):
         return False
     return all(one is other or _equal(one, other) for one, other in zip(ours, theirs, strict=True))
@@ -78,6 +78,7 @@ def same(ours: Sequence[int | torch.SymInt], theirs: Sequence[int | torch.SymInt
 def _equal(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
     if isinstance(one, int) and isinstance(other, int):
         return one == other
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loads sympy: a symbolic size has already
+    # The import loads sympy, which a symbolic size has loaded already.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(one == other)

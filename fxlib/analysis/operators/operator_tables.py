@@ -1,7 +1,7 @@
-"""Names of operators of which a schema does not say enough, sorted by what has to be known about them.
+"""Names of operators whose schema does not say enough, grouped by what must be known about them.
 
-Each list is checked against torch by `tests/analysis/operators/test_operators.py`: fresh results share no memory, and
-whatever draws random numbers moves the generator.
+`tests/analysis/operators/test_operators.py` checks each list against torch: fresh results share no memory, and whatever
+draws random numbers advances the generator.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ def _named(names: str) -> frozenset[str]:
 
 
 def in_all_forms(names: str) -> frozenset[str]:
-    """Return names together with those of their in-place forms: of torch (`add_`), and of Python (`iadd`)."""
+    """Return names together with those of their in-place forms, torch's (`add_`) and Python's (`iadd`)."""
     return frozenset(f"{form}{name}{ending}" for name in names.split() for form in ("", "i") for ending in ("", "_"))
 
 
@@ -25,7 +25,8 @@ UNKNOWN = _named(
     has_torch_function_variadic boolean_dispatch
     """
 )
-"""Published, and yet able to do anything: run the user's code, reach the generator's state, hand memory out."""
+"""Operators that may do anything although torch publishes them: run the user's code, reach the generator's state,
+expose memory."""
 
 RETURN_ARGUMENT = _named(
     """
@@ -36,13 +37,13 @@ RETURN_ARGUMENT = _named(
     flatten as_subclass dequantize refine_names rename
     """
 )
-"""May return an argument, or a view of one, whatever its schema says."""
+"""Operators that may return an argument, or a view of one, whatever their schema says."""
 
 RETURN_FIRST = _named("to type type_as getitem getattr __getitem__")
-"""May return its first argument, or what that holds, and none of the others."""
+"""Operators that may return their first argument, or what it holds, and no other argument."""
 
 UNSAFE_VIEWS = _named("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk lift")
-"""Return a view, or the argument itself, and their schemas deny it."""
+"""Operators that return a view, or the argument itself, although their schemas deny it."""
 
 NEW_VIEW = _named(
     """
@@ -51,7 +52,8 @@ NEW_VIEW = _named(
     dsplit unflatten reshape reshape_as einsum view_as_real view_as_complex detach mT mH T H
     """
 )
-"""Returns a view with an autograd node of its own, so that the gradients of the view add up apart from the base's."""
+"""Operators that return a view with an autograd node of its own, so that its gradients are summed separately from the
+base's."""
 
 FRESH = _named(
     """
@@ -70,7 +72,8 @@ FRESH = _named(
     new_zeros new_ones new_full pad interpolate batch_norm normalize size item tolist dim numel
     """
 )
-"""Composite, or written in Python, and yet sure to return memory of its own. (`normalize` and pooling divide.)"""
+"""Operators that are composite, or written in Python, and yet always return memory of their own. (`normalize` and
+pooling divide.)"""
 
 RANDOM = _named(
     """
@@ -80,13 +83,13 @@ RANDOM = _named(
     multi_head_attention_forward scaled_dot_product_attention svd_lowrank pca_lowrank lobpcg random_ binomial
     """
 )
-"""May draw from a generator, though no tag says so."""
+"""Operators that may draw from a generator, although no tag says so."""
 
 RUNNING_STATISTICS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm"})
-"""Update statistics that their schema calls mere inputs."""
+"""Operators that update statistics which their schema calls mere inputs."""
 
 RENORMALIZE = frozenset({"embedding", "embedding_bag"})
-"""Write their weight when given a `max_norm`."""
+"""Operators that write their weight if a `max_norm` is given."""
 
 RAISING = _named(
     """
@@ -102,7 +105,7 @@ RAISING = _named(
     max_unpool1d max_unpool2d max_unpool3d combinations select narrow
     """
 )
-"""Raises for the sake of values, not only of shapes and dtypes: an unused one may be there as a check."""
+"""Operators that raise depending on values, not only on shapes and dtypes: an unused one may be there as a check."""
 
 NO_GRADIENT = _named(
     """
@@ -116,7 +119,7 @@ NO_GRADIENT = _named(
     get_worker_info
     """
 )
-"""The result takes no gradient, whatever goes in."""
+"""Operators whose result takes no gradient, whatever their arguments."""
 
 EXACT = _named(
     """
@@ -125,14 +128,15 @@ EXACT = _named(
     neg relu round sign sub threshold trunc where zero
     """
 )
-"""Of real numbers, and without options, each result is rounded once, or not at all, so that its bits are the same in
-every layout. (A kernel of `sigmoid` works off whole vectors by one formula, and what remains of a row by another.)"""
+"""Operators on real numbers that, without options, round each result at most once, so that its bits are the same in
+every layout. (A kernel of `sigmoid` uses one formula for whole vectors and another for the remainder of a row.)"""
 
 COMMUTATIVE = _named("add mul bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor")
-"""Has the same result with its two arguments swapped, to the bit. (`maximum` tells zeros of two signs apart.)"""
+"""Operators whose result has the same bits with the two arguments swapped. (`maximum` distinguishes the signs of
+zeros.)"""
 
 TRUTHS = _named("eq ne lt le gt ge logical_and logical_or logical_xor logical_not")
-"""Gives truths out of place, and numbers of its argument's dtype in place."""
+"""Operators that give truth values out of place, and numbers of the argument's dtype in place."""
 
 MEASURING = _named(
     """
@@ -140,7 +144,7 @@ MEASURING = _named(
     randint_like new_empty new_zeros new_ones new_full new_empty_strided
     """
 )
-"""Looks at sizes, strides and dtypes alone, and not at values."""
+"""Operators that read sizes, strides and dtypes, but no values."""
 
 FLAGS = frozenset({"inplace", "training", "train", "max_norm"})
 """Arguments that change what an operator does."""
@@ -154,10 +158,10 @@ PLAIN_ATTRIBUTES = _named(
 """Attributes of a tensor that hold none of its memory."""
 
 RREF_METHODS = _named("owner owner_name is_owner")
-"""Methods of an RRef that are answered without a word to its owner."""
+"""Methods of an RRef that are answered without contacting its owner."""
 
 QUERIES = RREF_METHODS | _named("size dim ndimension numel nelement stride is_floating_point is_complex")
-"""Methods that ask, and never act, whatever object they belong to."""
+"""Methods that only query, whatever object they belong to."""
 
 METHODS = _named("new_zeros new_ones new_full new_empty new_tensor view reshape size long int float double")
 
@@ -170,13 +174,13 @@ BUILTINS = _named(
 PYTHON_IN_PLACE = _named(
     "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift iconcat setitem"
 )
-"""Functions of `operator` that write their first argument, where it can be written."""
+"""Functions of `operator` that write their first argument if it can be written."""
 
 IN_PLACE_METHODS = frozenset(f"__{name}__" for name in (*PYTHON_IN_PLACE, "idiv"))
 """The methods behind these functions."""
 
 PYTHON_SHARING = _named("getitem getattr pos min max sum tuple list dict concat")
-"""Functions of Python whose result may be an argument, or hold it."""
+"""Functions of Python whose result may be an argument, or contain it."""
 
 OPERATORS = PYTHON_IN_PLACE | _named(
     """
@@ -193,10 +197,10 @@ ANY_LAYOUT = in_all_forms(
     upsample_bilinear2d constant_pad_nd conv2d conv_transpose2d convolution
     """
 )
-"""Take any layout, and hand it on."""
+"""Operators that accept any layout and preserve it."""
 
 ANY_LAYOUT_MODULES = tuple(
     f"torch.nn.modules.{name}"
     for name in ("activation", "batchnorm", "conv", "dropout", "padding", "pooling", "upsampling")
 )
-"""Places where modules are defined of which the same is true, but for attention."""
+"""Modules of torch in which all classes do the same, except attention."""

@@ -1,12 +1,12 @@
-"""What torch publishes, by target: each operator's facts, as its schema and `operator_tables.py` have them.
+"""The facts about each operator that torch publishes, from its schema and from `operator_tables.py`.
 
 Schemas say which arguments an operator writes, whether its result is a view of them, and whether it draws random
-numbers. They are silent on composite operators (`einsum` may return a view and does not say so): those are taken to
-return their arguments unless they are listed. What torch does not publish is unknown.
+numbers. They say nothing about composite operators (`einsum` may return a view without saying so), which are assumed to
+return their arguments unless they are listed. Operators that torch does not publish are unknown.
 
-The same is known of what a leaf module of `torch.nn` does when it is called. Training flags are not looked at, since
-they may be set at any time: a dropout may draw and a batch norm may update its statistics. A module that torch did not
-write, that carries hooks, or whose forward was replaced, is unknown.
+The same facts are known for calls of leaf modules of `torch.nn`. Training flags do not count, since they may be set at
+any time: a dropout may draw, and a batch norm may update its statistics. A module is unknown if torch did not write it,
+it has hooks, or its forward was replaced.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FRESH = tuple(
     f"torch.nn.modules.{name}"
     for name in ("activation", "batchnorm", "conv", "instancenorm", "linear", "loss", "normalization", "pooling", "rnn")
 )
-"""Parts of torch.nn whose modules return memory of their own (but `Identity`, and those told to work in place)."""
+"""Parts of torch.nn whose modules return memory of their own (except `Identity`, and modules set to work in place)."""
 
 _hooks = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
@@ -50,41 +50,41 @@ class Operator:
 
     name: str
     shares: bool = False
-    """The result may share memory with an argument."""
+    """Whether the result may share memory with an argument."""
     shared: frozenset[int | str] | None = None
-    """The arguments with which it may; None where that may be any of them."""
+    """The arguments with which the result may share memory; None if that may be any of them."""
     same: bool = False
-    """The result may be an argument itself, autograd history and all, not only a view of it."""
+    """Whether the result may be an argument itself, including its autograd history, and not only a view of it."""
     writes: frozenset[int | str] = frozenset()
-    """Arguments whose memory it writes."""
+    """Arguments whose memory the operator writes."""
     random: bool = False
     raises: bool = False
-    """It may raise for the sake of values, as an assertion does."""
+    """Whether it may raise depending on values, as an assertion does."""
     gradient: bool = True
     """Whether the result can take a gradient from an argument."""
     state: tuple[torch.Tensor, ...] = ()
-    """Parameters and buffers of its own that it reads: it is a module."""
+    """Parameters and buffers of its own that a module reads."""
     written_state: tuple[torch.Tensor, ...] = ()
-    """The tensors among them that it writes."""
+    """The tensors among these that the module writes."""
     reduces: bool = False
-    """Its backward reduces gradients over the ranks of a process group."""
+    """Whether its backward reduces gradients over the ranks of a process group."""
     joins: bool = False
-    """It speaks to these ranks in its forward, too."""
+    """Whether it also communicates with these ranks in its forward."""
 
     @property
     def has_effects(self) -> bool:
-        """Whether it does anything besides making its result."""
+        """Whether it does anything besides computing its result."""
         return bool(self.writes or self.random or self.raises or self.written_state or self.reduces)
 
 
 def facts_of(target: object) -> Operator | None:
-    """Return what a function, a method by name, or an overload does when no argument changes it; None if unknown."""
+    """Return what a function, a method by name, or an overload does if no argument changes it; None if unknown."""
     return _method(target) if isinstance(target, str) else _function(target)
 
 
 @functools.cache
 def makes_container(target: object) -> bool:
-    """Whether a function, a method by name, or an overload returns a tuple or a list, whatever it is given."""
+    """Return whether a function, a method by name, or an overload returns a tuple or a list, whatever its arguments."""
     if target in (tuple, list):
         return True
     found = facts_of(target)
@@ -97,7 +97,7 @@ def makes_container(target: object) -> bool:
 
 @functools.cache
 def flags_of(target: object) -> dict[str, int]:
-    """Where an operator takes those of its arguments that change what it does."""
+    """Return the positions at which an operator takes arguments that change what it does."""
     if target in (getattr, read_attribute, operator.getitem):
         return {"index": 1}
     if isinstance(target, str) or not callable(target):
@@ -107,7 +107,7 @@ def flags_of(target: object) -> dict[str, int]:
         return {name: place for place, name in enumerate(names) if name in words.FLAGS}
     try:
         names = list(inspect.signature(target).parameters)
-    except (TypeError, ValueError):  # a builtin: its schema tells
+    except (TypeError, ValueError):  # a builtin: its schema has them
         schemas = _schemas(getattr(target, "__name__", ""))
         names = [argument.name for argument in schemas[0].arguments] if schemas else []
     return {name: place for place, name in enumerate(names) if name in words.FLAGS}
@@ -150,7 +150,7 @@ def _python(name: str) -> Operator:
 
 @functools.cache
 def _torch(name: str) -> Operator | None:
-    """An operator by the name that torch publishes it under: function, method or `aten` operator."""
+    """Return an operator by the name under which torch publishes it: function, method or `aten` operator."""
     if name in words.UNKNOWN:
         return None
     schemas = [schema for schema in _schemas(name) if not _takes_out(schema)]
@@ -172,7 +172,7 @@ def _torch(name: str) -> Operator | None:
 @functools.cache
 def _overload(target: torch._ops.OpOverload[..., Any]) -> Operator | None:
     if target.namespace not in {"aten", "prims"}:
-        return None  # a custom operator: its schema speaks of its arguments, and not of the world
+        return None  # a custom operator: its schema describes its arguments, but no side effects
     schema, name = target._schema, target._schema.name.split("::")[1]
     if name in words.UNKNOWN:
         return None
@@ -219,12 +219,12 @@ def _annotated(schema: torch._C.FunctionSchema, *, written: bool = False) -> Ite
 
 
 def _takes_out(schema: torch._C.FunctionSchema) -> bool:
-    """Whether it is the overload with `out=`, which `_as_called` accounts for."""
+    """Return whether it is the overload with `out=`, which `_as_called` accounts for."""
     return any(each.kwarg_only and each.alias_info and each.alias_info.is_write for each in schema.arguments)
 
 
 def _is_functional(schemas: Iterable[torch._C.FunctionSchema]) -> bool:
-    """Whether every overload has a kernel of its own, whose schema can be trusted on what the result shares."""
+    """Return whether every overload has a kernel of its own, whose schema is reliable on what the result shares."""
     qualified = [f"{each.name}.{each.overload_name}" if each.overload_name else each.name for each in schemas]
     return bool(qualified) and not any(_is_composite(each) for each in qualified)
 
@@ -234,7 +234,7 @@ def _is_composite(qualified: str) -> bool:
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd")
     except RuntimeError:
-        return False  # known to TorchScript alone: no tensors take part in it
+        return False  # only TorchScript knows it: it involves no tensors
 
 
 @functools.cache
@@ -257,7 +257,7 @@ def _tensor_methods() -> frozenset[str]:
 
 @functools.cache
 def _torch_names() -> dict[object, str]:
-    """Functions that torch publishes, by identity; the last of several modules to publish one names it."""
+    """Return the functions that torch publishes, by identity; the last of several modules to publish one names it."""
     table: dict[object, str] = {}
     published = torch.overrides.get_overridable_functions()
     for module, prefix in ((torch.linalg, "linalg_"), (torch.fft, "fft_"), (torch.special, "special_")):
@@ -285,7 +285,7 @@ def _python_names() -> dict[object, str]:
         check_tensor: "check_structure",
         check_plain: "check_structure",
         rpc.get_worker_info: "get_worker_info",
-    }  # look a name up
+    }  # look up a name
     return table | {function: "math" for name, function in vars(math).items() if callable(function)}
 
 
@@ -309,7 +309,7 @@ def module_operator(module: nn.Module) -> Operator | None:
 
 
 def is_known(module: nn.Module) -> bool:
-    """Whether it is known what calling the module does."""
+    """Return whether it is known what calling the module does."""
     return all(map(_is_plain, _parts(module)))
 
 

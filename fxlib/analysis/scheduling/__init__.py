@@ -1,4 +1,4 @@
-"""The order in which remote calls and local work overlap, and the reasons why a call stands where it stands.
+"""The order in which remote calls and local work overlap, and the reasons for each call's position.
 
-Nothing here changes a graph: `fxlib.passes.remote` does.
+Nothing here changes a graph; `fxlib.passes.remote` does.
 """

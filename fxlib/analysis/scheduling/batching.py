@@ -1,7 +1,8 @@
-"""Which calls of a program may travel in one message, and which of these should.
+"""Decides which calls of a program may travel in one message, and which of them should.
 
-Calls count with the service time that is usual for their kind: a plan should not follow one noisy measurement. What a
-batch may delay is told by the earliest that its calls could be issued and answered, with unlimited time on the trainer.
+Calls count with the usual service time of their kind, so that a plan does not follow one noisy measurement. What a
+batch may delay follows from the earliest times at which its calls could be issued and answered, with unlimited time on
+the trainer.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from fxlib.spec.profile import ServerProfile
 _NOISE = 0.25
 """Share of a service time by which repeated measurements differ."""
 _UNSURE = 0.25
-"""Share of what a message saves: local work that is taken to be longer may be much longer where costs are guesses."""
+"""Share of what a message saves that counts as worth a wait: where costs are guesses, local work may take much
+longer."""
 _NODE_S = 1e-6
-"""Seconds that the interpreter takes for any node, which bound how far a consumer is followed."""
+"""Seconds that the interpreter takes for any node; they bound how far a consumer is followed."""
 
 _ANSWERS = frozenset({Part.CALL, Part.WAIT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """How much one message may carry: calls, and bytes of requests and answers, as far as a profile tells."""
+    """How much one message may carry: calls, and bytes of requests and answers, as far as a profile has them."""
 
     calls: int
     bytes: int
@@ -45,26 +47,26 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Groups of issues that become one each, by place, members in program order; and an order that allows it."""
+    """Groups of issues that are each merged into one, by position, in program order; and an order that allows it."""
 
     groups: tuple[tuple[int, ...], ...]
     batched_by: tuple[str | None, ...]
-    """The declared form that serves each group; None: its calls run singly on the server."""
+    """The declared form that serves each group; None: its calls run one by one on the server."""
     order: tuple[int, ...]
-    """All places in their new order; the members of a group stand next to each other."""
+    """All positions in their new order; the members of a group are adjacent."""
     dependencies: Dependencies
-    """Dependencies of the program as it was."""
+    """Dependencies of the unchanged program."""
     declined: tuple[Declined, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What calls of one message have in common."""
+    """The key that the calls of one message share."""
 
     to: Hashable
     timeout: Hashable
     function: str | None
-    """The one function that its declared batched form serves; None if they run singly."""
+    """The one function that its declared batched form serves; None if the calls run one by one."""
     batched_by: str | None
 
 
@@ -74,22 +76,22 @@ def plan(
     """Group the calls of a program, in O((n + e) log n).
 
     Args:
-        dependencies: those of the program, its calls split.
-        costs: what its nodes and calls take.
-        capacity: of one message.
-        declared: whether a function's declared batched form may be used where there is one.
+        dependencies: the dependencies of the program with its calls split.
+        costs: the costs of its nodes and calls.
+        capacity: the capacity of one message.
+        declared: whether a function's declared batched form may be used if there is one.
         in_turn: whether distributed autograd runs the step, which serves the calls of one message in turn.
     """
     planner = _Planner(dependencies, costs, capacity, declared=declared, in_turn=in_turn)
     # Grouping may turn an order between two calls of one kind into an order between two messages, and so into a cycle.
-    # Then every order counts: calls between which a path leads are never grouped.
+    # In that case every order counts: calls connected by a path are never grouped.
     found = planner.plan(apart=False) or planner.plan(apart=True)
     assert found is not None  # noqa: S101 - groups of calls that no path connects leave no cycle
     return found
 
 
 class _Planner:
-    """What is known of one program, and the groups made of it."""
+    """The facts about one program, and the groups formed so far."""
 
     def __init__(
         self, dependencies: Dependencies, costs: Costs, capacity: Capacity, *, declared: bool, in_turn: bool
@@ -107,10 +109,10 @@ class _Planner:
         self._arrivals = _Arrivals(self.dependencies, self._costs, self._calls)
 
     def plan(self, *, apart: bool) -> Batches | None:
-        """Return the groups; None if they would leave a cycle.
+        """Return the groups; None if they would create a cycle.
 
         Args:
-            apart: whether calls of one kind are kept in different groups where one must come before the other.
+            apart: whether calls of one kind go to different groups if one must come before the other.
         """
         told: dict[int, Hashable] = {place: place if apart else kind for place, kind in self._kinds.items()}
         level = levels(self.dependencies, told)
@@ -154,9 +156,10 @@ class _Planner:
         return _Kind(to=_hashable(to), timeout=_hashable(timeout), function=name, batched_by=batched_by)
 
     def _served_in_turn(self) -> set[tuple[str, str]]:
-        """Return the functions whose declared batched form is to serve their calls, with the server.
+        """Return the functions whose declared batched form should serve their calls, with the server.
 
-        It works them off one after another, and nothing but a profile says that this takes no longer than side by side.
+        The form works through the calls one after another; only a profile can say that this takes no longer than in
+        parallel.
         """
         if self._in_turn or not self._costs.measured:
             return set()
@@ -166,7 +169,7 @@ class _Planner:
         return {kind for kind, calls in found.items() if _is_quick_in_turn(calls, self._costs.servers[kind[0]])}
 
     def _against(self, group: Sequence[int], kind: _Kind) -> Reason | None:
-        """Return what speaks against one message; None if nothing does."""
+        """Return the reason against one message; None if there is none."""
         calls = [self._calls[self._nodes[place]] for place in group]
         if any(call.guessed for call in calls):
             if self._in_turn:
@@ -185,18 +188,18 @@ class _Planner:
                 yield from (group for group in self._capped(together) if len(group) > 1)
 
     def _may_leave_together(self, calls: Sequence[_Arrival]) -> bool:
-        """Whether waiting for the last to be ready delays no issue too long, or only answers that nobody misses."""
+        """Return whether waiting for the last call to be ready delays no issue too long, or only unneeded answers."""
         gap_s = calls[-1].ready_s - calls[0].ready_s
         return gap_s <= min(call.tolerance_s for call in calls) or (
             self._costs.measured and self._may_land_together(calls)
         )
 
     def _may_land_together(self, calls: Sequence[_Arrival]) -> bool:
-        """Whether the trainer has enough else to do until the last of their answers is there."""
+        """Return whether the trainer has enough other work until the last of their answers arrives."""
         return not self._arrivals.idles(calls)
 
     def _capped(self, places: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Divide calls, in program order, so that no message exceeds its capacity; a larger call goes alone."""
+        """Divide calls, in program order, such that no message exceeds its capacity; larger calls go alone."""
         members: list[int] = []
         carried = 0
         for place in places:
@@ -212,9 +215,9 @@ class _Planner:
 
 
 def _is_quick_in_turn(calls: Sequence[CallCost], server: ServerProfile) -> bool:
-    """Whether calls of one function are over no later one after another than side by side, where they may run so.
+    """Return whether calls of one function end no later one after another than in parallel, if they may run so.
 
-    Up to the noise of what was measured: no threads take part, which is less work for the server.
+    The comparison allows for measurement noise: without threads, the server has less work.
     """
     contract = calls[0].contract
     if contract is None or not contract.batchable:
@@ -223,7 +226,7 @@ def _is_quick_in_turn(calls: Sequence[CallCost], server: ServerProfile) -> bool:
 
 
 def may_travel(issue: Node) -> bool:
-    """Whether the call only reads, may be batched, and is waited for once."""
+    """Return whether the call only reads, may be batched, and has exactly one wait."""
     contract = contract_of_call(issue)
     if contract is None or not contract.is_read or not (contract.batchable or contract.batched_by):
         return False
@@ -231,10 +234,10 @@ def may_travel(issue: Node) -> bool:
 
 
 def is_plain_call(issue: Node) -> bool:
-    """Whether the node issues a call of a function, no method of an RRef, that is waited for once."""
+    """Return whether the node issues a call of a function (not a method of an RRef) that has exactly one wait."""
     if issue.target is not ops.issue_call or function_name(issue).startswith(".") or len(issue.users) != 1:
         return False
-    # A function may be an argument of a single call alone: the wire takes it nowhere else.
+    # A function may be an argument of a single call only: the wire accepts it nowhere else.
     return not any(value.target is functions.resolve for value in issue.all_input_nodes)
 
 
@@ -258,7 +261,7 @@ def _fit_so_many(fit: Callable[[Sequence[_Arrival]], bool], calls: Sequence[_Arr
 
 
 def _longest(fits: Callable[[int], bool], limit: int) -> int:
-    """Return the greatest count that fits, in O(log count) tries; one fits, and so does less than what fits."""
+    """Return the greatest count that fits, in O(log count) tries; one always fits, and so does less than what fits."""
     known, step = 1, 1
     while known < limit and fits(min(known + step, limit)):
         known, step = min(known + step, limit), 2 * step
@@ -270,9 +273,9 @@ def _longest(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def _order(dependencies: Dependencies, groups: Sequence[Sequence[int]]) -> list[int] | None:
-    """Return the program's order, changed as little as lets each group stand together; None if that cannot be."""
+    """Return the program's order, changed as little as makes each group adjacent; None if that is impossible."""
     count = len(dependencies.edges)
-    head = list(range(count))  # each group is known by its last member
+    head = list(range(count))  # each group is represented by its last member
     members = {group[-1]: group for group in groups}
     for group in groups:
         for place in group:
@@ -302,18 +305,18 @@ def _hashable(value: object) -> Hashable:
 
 
 _ALIKE = 4.0
-"""Service times of one function at one server within this factor, up or down, count as the same but for noise."""
+"""Factor, up or down, within which service times of one function at one server count as equal but for noise."""
 
 
 def _typical(costs: Costs, issues: Iterable[Node]) -> Mapping[Node, CallCost]:
-    """Return single calls with the service time that calls of their function have at their server, in linear time.
+    """Return single calls with the usual service time of their function at their server, in linear time.
 
-    That is the median of what all of them take without their transfer, and the transfer of the call's own bytes. A call
-    that was measured to take something else altogether is believed.
+    The usual time is the median of all of them without their transfer, plus the transfer of the call's own bytes. A
+    call whose measurement is altogether different keeps it.
 
     Args:
-        costs: of the program.
-        issues: of single calls.
+        costs: the costs of the program.
+        issues: the issues of single calls.
     """
     calls = {issue: costs.messages[issue].calls[0] for issue in issues}
     stays_s: dict[tuple[str, str], list[float]] = {}
@@ -331,7 +334,7 @@ def _as_usual(call: CallCost, usual_s: float, costs: Costs) -> CallCost:
 
 
 def _stay_s(call: CallCost, costs: Costs) -> float:
-    """Return the part of a call's service that is no transfer."""
+    """Return the part of a call's service time that is not transfer, in seconds."""
     return max(call.service_s - transfer_s(call, costs.servers[call.to]), 0.0)
 
 
@@ -340,7 +343,7 @@ class _Arrival:
     """One call: when it may be issued, in seconds from the start of the step, and how long its answer takes."""
 
     place: int
-    """Place of its issue in the program."""
+    """Position of its issue in the program."""
     ready_s: float
     service_s: float
     tolerance_s: float
@@ -348,20 +351,20 @@ class _Arrival:
 
     @property
     def lands_s(self) -> float:
-        """When the answer is there, the call issued as soon as it is ready."""
+        """Seconds until the answer arrives if the call is issued as soon as it is ready."""
         return self.ready_s + self.service_s
 
 
 class _Arrivals:
-    """The arrivals of the calls of one program, and what the trainer could do with them."""
+    """The earliest arrivals of the calls of one program, and the other work that the trainer could do meanwhile."""
 
     def __init__(self, dependencies: Dependencies, costs: Costs, calls: Mapping[Node, CallCost]) -> None:
         """Find the longest path to each node, in linear time.
 
         Args:
-            dependencies: of the program.
-            costs: of the program.
-            calls: by their issues; of other calls, what they took is taken from the costs.
+            dependencies: the dependencies of the program.
+            costs: the costs of the program.
+            calls: calls by their issues; the figures of other calls come from the costs.
         """
         effects = dependencies.effects
         self._nodes, self._index, self._per_node = effects.nodes, effects.index, effects.per_node
@@ -369,7 +372,7 @@ class _Arrivals:
         self._starts: list[float] = []
         self._ends: list[float] = []
         self._busy_s = 0.0
-        """Work on the trainer that needs no answer: for as long, nobody misses one."""
+        """The trainer's work that needs no answer; for as long as it takes, no answer is missed."""
         needs_answer: list[bool] = []
         for place, node in enumerate(effects.nodes):
             begins, after_answer = 0.0, effects.per_node[place].part in _ANSWERS
@@ -384,19 +387,19 @@ class _Arrivals:
             self._ends.append(begins + lasts + self._answer_s(node))
 
     def of(self, place: int) -> _Arrival:
-        """Return the arrival of the call that is issued at `place`."""
+        """Return the arrival of the call that is issued at position `place`."""
         call = self._calls[self._nodes[place]]
         tolerance_s = max(_saved_s(call), _NOISE * call.service_s)
         return _Arrival(place=place, ready_s=self._ends[place], service_s=call.service_s, tolerance_s=tolerance_s)
 
     def idles(self, calls: Sequence[_Arrival]) -> bool:
-        """Whether the trainer would miss the first answers if all came together, for longer than is tolerated.
+        """Return whether the trainer would idle for longer than tolerated if all answers came together.
 
-        It would if it had run out of other work by then, and if the first answers alone let it go on: with work, or
+        It would if it had run out of other work by then, and the first answers alone would let it go on with work or
         with further calls. Work that also needs one of the last answers does not count: it starts late anyway.
 
         Args:
-            calls: at least one, each waited for once.
+            calls: at least one call, each with exactly one wait.
         """
         tolerance_s = min(call.tolerance_s for call in calls)
         soon_s = max(call.ready_s for call in calls) + max(call.service_s for call in calls) - tolerance_s
@@ -417,13 +420,13 @@ class _Arrivals:
         return False
 
     def needs_some(self, group: Sequence[int]) -> bool:
-        """Whether calls, or work worth speaking of, need some answers of a group and not all.
+        """Return whether calls, or significant work, need some answers of a group and not all.
 
-        In one message they would have to wait for the last of the answers, whichever that is. Work is worth speaking of
-        from a fraction of what the message saves, since its costs may be guesses, too.
+        In one message they would have to wait for the last of the answers, whichever that is. Work is significant from
+        a fraction of what the message saves, since its costs may also be guesses.
 
         Args:
-            group: places of issues, each waited for once.
+            group: positions of issues, each with exactly one wait.
         """
         every, issues = (1 << len(group)) - 1, [self._nodes[place] for place in group]
         needs = {self._index[wait]: 1 << number for number, issue in enumerate(issues) for wait in issue.users}
@@ -431,7 +434,9 @@ class _Arrivals:
         waits, ahead = frozenset(needs), sorted(needs)
         while ahead:
             place = heapq.heappop(ahead)
-            if needs[place] == every or self._per_node[place].commits:  # writes come after all earlier answers anyway
+            if (
+                needs[place] == every or self._per_node[place].commits
+            ):  # writes come after all earlier answers in any case
                 continue
             node = self._nodes[place]
             left_s -= 0.0 if place in waits else self._worth_s(node)
@@ -444,12 +449,12 @@ class _Arrivals:
         return False
 
     def _worth_s(self, node: Node) -> float:
-        """Return how long a node, and the call that it issues, would take."""
+        """Return how long a node, and the call that it issues, would take, in seconds."""
         message = self._costs.messages.get(node)
         return max(self._costs.seconds.get(node, 0.0), _NODE_S) + (0.0 if message is None else message.service_s)
 
     def _answer_s(self, node: Node) -> float:
-        """Return how long a wait, or a blocking call, is for its answer."""
+        """Return how long a wait or a blocking call waits for its answer, in seconds."""
         if node not in self._costs.results:
             return 0.0
         sender = node.args[0] if node not in self._costs.messages else node
@@ -458,27 +463,27 @@ class _Arrivals:
 
 
 def _saved_s(call: CallCost) -> float:
-    """Return what a call costs the trainer's thread if it travels alone."""
+    """Return what a call costs the trainer's thread if it travels alone, in seconds."""
     return call.issue_s + call.wait_s
 
 
 def _slower_together(calls: Sequence[CallCost], server: ServerProfile, *, in_turn: bool) -> bool:
-    """Whether calls are over clearly later as one batch than issued singly, one after another.
+    """Return whether calls end clearly later as one batch than if issued one by one.
 
-    Both ways go through the model of the network, with nothing else in flight. One message is less work for all
-    processes, so where the two are as good as each other, up to the noise of what was measured, calls travel together.
+    Both ways are simulated by the network model, with nothing else in flight. One message is less work for all
+    processes, so if the two are equally good, up to measurement noise, calls travel together.
 
     Args:
-        calls: to one server.
-        server: its profile.
-        in_turn: whether the batch works its calls off one after another. Else they run side by side.
+        calls: calls to one server.
+        server: the profile of the server.
+        in_turn: whether the server runs the calls of a batch one after another, instead of in parallel.
     """
     apart_s = _over_s([message_of((call,), server, serial=False) for call in calls], server)
     return together_s(calls, server, in_turn=in_turn) > (1.0 + _NOISE) * apart_s
 
 
 def together_s(calls: Sequence[CallCost], server: ServerProfile, *, in_turn: bool) -> float:
-    """Return when calls are over that are issued now, as one batch, with nothing else in flight."""
+    """Return in how many seconds calls end that are issued now as one batch, with nothing else in flight."""
     return _over_s([message_of(tuple(calls), server, serial=in_turn)], server)
 
 

@@ -32,14 +32,14 @@ _PLAIN = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Bound:
-    """The latest place that something depends on without being able to pull it along."""
+    """The latest position of a node that something depends on and cannot pull along."""
 
     place: int
     why: Why
 
 
 class Blame:
-    """Answers for the calls of one program that gained nothing."""
+    """Explains, for one program, the calls that gained nothing."""
 
     def __init__(self, dependencies: Dependencies, reordering: Reordering) -> None:
         """Find what binds each node from above and each wait from below, in linear time."""
@@ -58,7 +58,7 @@ class Blame:
             self._above.append(bound)
 
     def of(self, pair: Pair) -> Declined:
-        """Say why the call stays as it is."""
+        """Return why the call stays as it is."""
         issue = self._effects.nodes[pair.issue]
         does = self._effects.per_node[pair.issue]
         if does.fence is not None:

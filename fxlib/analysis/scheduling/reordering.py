@@ -1,4 +1,4 @@
-"""The remote calls of a graph, how each of them fares in another order of the nodes, and which may become one."""
+"""The remote calls of a graph, what each gains in another order of the nodes, and which of them may be merged."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fxlib.runtime.ops.calls import is_issue
 _IDLE = frozenset({"placeholder", "get_attr"})
 _CALL_S = 1e-4
 WORTH_S = 5e-7
-"""Work that takes no longer than this is not worth a call of two halves."""
+"""Seconds; work that takes no longer than this is not worth splitting a call for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """The two halves of a call, by their places in the program. A call that is one node is both."""
+    """The two halves of a call, by their positions in the program. For a call that is one node, both are the same."""
 
     issue: int
     wait: int
 
 
 def is_idle(node: Node) -> bool:
-    """Whether the node takes no time worth speaking of, so that no call is overlapped with it."""
+    """Return whether the node takes no significant time, so that overlapping a call with it gains nothing."""
     return node.op in _IDLE
 
 
 def was_split(wait: Node) -> bool:
-    """Whether both halves were one node in the program as captured."""
+    """Return whether both halves were one node in the program as captured."""
     issue = wait.args[0]
     if not isinstance(issue, Node) or not is_issue(issue) or is_batch(issue) or len(issue.users) != 1:
         return False
@@ -45,10 +45,10 @@ def was_split(wait: Node) -> bool:
 
 
 def pairs_of(dependencies: Dependencies) -> Iterator[Pair]:
-    """Yield the calls of a graph, in its order. Of several waits for one call the first counts.
+    """Yield the calls of a graph, in order. If a call has several waits, the first counts.
 
-    Calls of one batch have one issue, and a wait each. A call that leaves its result on the server is over when that
-    has been fetched.
+    Calls of one batch share an issue and have a wait each. A call that leaves its result on the server ends when the
+    result has been fetched.
     """
     effects = dependencies.effects
     for place, (node, behaviour) in enumerate(zip(effects.nodes, effects.behaviours, strict=True)):
@@ -61,7 +61,7 @@ def pairs_of(dependencies: Dependencies) -> Iterator[Pair]:
 
 
 def _ends(issue: Node) -> Iterator[Node]:
-    """Yield the nodes at which what was issued is needed: waits; of an RRef that is fetched, the wait for its value."""
+    """Yield the nodes that need what was issued: waits, or for a fetched RRef the wait for its value."""
     for user in issue.users:
         if issue.target is ops.create and is_issue(user):
             yield from user.users
@@ -70,7 +70,7 @@ def _ends(issue: Node) -> Iterator[Node]:
 
 
 class Reordering:
-    """A new order of a program's nodes, and what it does for each call."""
+    """A new order of a program's nodes, and its effect on each call."""
 
     def __init__(self, dependencies: Dependencies, order: Sequence[int], costs: Costs) -> None:
         """Compare `order` with the program's own, in linear time."""
@@ -78,7 +78,7 @@ class Reordering:
         self.position = [0] * len(order)
         for position, place in enumerate(order):
             self.position[place] = position
-        called = costs.messages.keys() | costs.results.keys()  # standing still in one call hides another
+        called = costs.messages.keys() | costs.results.keys()  # standing still for one call hides another
         busy_s = (_CALL_S if nodes[place] in called else costs.seconds[nodes[place]] for place in order)
         self._busy_until_s = [0.0, *accumulate(busy_s)]
         never, working = len(order), [not is_idle(node) for node in nodes]
@@ -88,7 +88,7 @@ class Reordering:
         self._earliest_of_later = [never, *accumulate(reversed(downwards), min)][::-1]
 
     def overlaps(self, pair: Pair) -> bool:
-        """Whether anything worth the splitting runs between the halves."""
+        """Return whether any work worth splitting for runs between the halves."""
         first, last = self.position[pair.issue] + 1, self.position[pair.wait]
         return last > first and self._busy_until_s[last] - self._busy_until_s[first] > WORTH_S
 
@@ -109,17 +109,17 @@ _STEPS = frozenset({Part.WAIT, Part.FENCE, Part.CALL})
 
 
 def levels(dependencies: Dependencies, kinds: Mapping[int, Hashable]) -> list[int]:
-    """Return the level of each place of the program, in time proportional to its edges.
+    """Return the level of each position of the program, in time proportional to its edges.
 
     The level of a node is the greatest number of *steps* on a path to it. A step is a wait, a write on a server or a
     fence, and any edge from an issue to something other than its own wait. Levels never fall along a path, and every
-    path from one issue to another has a step on it. So no path connects issues of one level, and the graph stays
-    without a cycle when they become one node.
+    path from one issue to another has a step on it. So no path connects issues of one level, and merging them into one
+    node creates no cycle.
 
     Args:
-        dependencies: of the program.
-        kinds: for each issue that may become one with others, the kind of those others. An edge between two of one kind
-            is no step: one message keeps its calls in order.
+        dependencies: the dependencies of the program.
+        kinds: the kind of each issue that may be merged with others of its kind. An edge between two of one kind is not
+            a step, since one message keeps its calls in order.
     """
     effects = dependencies.effects.per_node
     found: list[int] = []

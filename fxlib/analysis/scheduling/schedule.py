@@ -1,7 +1,7 @@
 """The order in which a program overlaps its remote calls with its own work.
 
-List scheduling over the dependencies, against a clock that the costs move. Whenever several nodes are ready, the first
-of these goes next:
+This is list scheduling over the dependencies, against a clock that the costs advance. Whenever several nodes are ready,
+the first of these goes next:
 
 1. issues of calls that may start early, as far as the limits admit them, longest tail first,
 2. waits whose answers are expected to be there, and which hold up an issue, a write or a fence,
@@ -9,17 +9,17 @@ of these goes next:
 4. other work, writes on servers among it, in program order,
 5. waits, in the order in which their answers are expected.
 
-Where nobody has measured when an answer comes, its wait goes after all work that issues need which need no answer: a
-guess must not keep a call from being issued. Such waits come in the order of what they hold up, longest tail first,
-and those that hold up nothing in the order in which the program needs them.
+If it was never measured when an answer arrives, its wait goes after all work needed by issues that need no answer: a
+guess must not keep a call from being issued. Such waits are ordered by what they hold up, longest tail first, and those
+that hold up nothing by the order in which the program needs them.
 
-Before it begins a piece of other work, the plan looks whether an answer that holds something up is expected meanwhile,
-and waits for it if that ends the forward earlier. Where calls and not work decide how long the forward takes, the clock
-stretches the work until it fills the time: so what can be hidden is shared out among calls that depend on one another,
-in place of all of it being spent on the first, and the plan is right even where work takes longer than was thought.
+Before it begins a piece of other work, the planner checks whether an answer that holds something up is expected
+meanwhile, and waits for it if that ends the forward earlier. If calls rather than work determine the length of the
+forward, the clock stretches the work until it fills the time. The hidden time is then shared among calls that depend on
+one another, instead of being spent on the first, and the plan stays right even if work takes longer than expected.
 
-Nothing is issued that the program would not issue, ties are broken by program order, and the result depends on the
-graph and its costs alone. O((n + e) log n), with heaps of ready nodes.
+The plan issues nothing that the program would not issue, breaks ties by program order, and depends on the graph and its
+costs alone. O((n + e) log n), with heaps of ready nodes.
 
 The *tail* of a node is the longest path from its start to the end of the forward, through work and calls in flight: a
 node with more tail has less slack. A node is *urgent* if an issue, a write or a fence comes after it with no wait in
@@ -51,10 +51,10 @@ _NEVER = -1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Hard limits; None is no limit. A single message larger than a limit goes alone."""
+    """Hard limits; None means no limit. A message that alone exceeds a limit goes alone."""
 
     memory_bytes: int | None = None
-    """Bytes of values held at once, beyond what the program holds in the order in which it was written."""
+    """Bytes of values held at once, beyond what the program holds in its original order."""
     calls_in_flight: int | None = None
     """Number of messages in flight to each destination."""
     bytes_in_flight: int | None = None
@@ -62,12 +62,12 @@ class Limits:
 
     @property
     def any(self) -> bool:
-        """Whether anything is limited."""
+        """Whether there is any limit."""
         return any(each is not None for each in (self.memory_bytes, self.calls_in_flight, self.bytes_in_flight))
 
     @property
     def of_flight(self) -> bool:
-        """Whether a limit holds for each destination, which the runtime enforces too."""
+        """Whether a limit applies per destination; the runtime enforces these, too."""
         return self.calls_in_flight is not None or self.bytes_in_flight is not None
 
 
@@ -75,15 +75,15 @@ _UNLIMITED = Limits()
 
 
 class _Lane(IntEnum):
-    """What kind of step a node is for the scheduler."""
+    """The kind of step that a node is for the scheduler."""
 
     INPUT = 0
     ISSUE = 1
-    """An issue of a call that may start early."""
+    """The issue of a call that may start early."""
     NEEDED = 2
-    """Work that such an issue needs, and no wait in between."""
+    """Work that such an issue needs, with no wait in between."""
     WORK = 3
-    """Other work, and what stays where the program has it: writes on servers, fences."""
+    """Other work, and nodes that stay where the program has them: writes on servers, fences."""
     WAIT = 4
     OUTPUT = 5
 
@@ -93,16 +93,16 @@ _LANES = {Part.INPUT: _Lane.INPUT, Part.WAIT: _Lane.WAIT, Part.OUTPUT: _Lane.OUT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Priorities:
-    """What decides which node goes first, for every node by its place in the program."""
+    """The figures that decide which node goes first, for each node by its position in the program."""
 
     edges: list[list[int]]
-    """Places that must come before."""
+    """Positions of the nodes that must come before."""
     seconds: list[float]
     """Seconds on the trainer's thread."""
     lanes: list[_Lane]
     tails: list[float]
     urgency: list[float]
-    """`_NEVER` where nothing is held up."""
+    """Urgency of each node; `_NEVER` if the node holds nothing up."""
     critical_path_s: float
 
     @classmethod
@@ -139,7 +139,7 @@ class _Priorities:
 
 
 def _service(dependencies: Dependencies, costs: Costs) -> Sequence[float]:
-    """Return for each issue the time that its calls take, nothing else in flight; 0 for other nodes."""
+    """Return, for each issue, the seconds that its calls take with nothing else in flight; 0 for other nodes."""
     service = [0.0] * len(dependencies.effects.nodes)
     for node, message in costs.messages.items():
         service[dependencies.effects.index[node]] = message.service_s
@@ -153,27 +153,27 @@ def _lane(does: NodeEffects) -> _Lane:
 
 
 _GRAIN = 32
-"""Tails that differ by less than this part of the critical path are as good as equal."""
+"""Share of the critical path below which a difference between tails does not count."""
 _TRIES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """An order, and what the limits did to it."""
+    """An order, and the effect of the limits on it."""
 
     order: list[int]
-    """Places of the program's nodes, in the order in which they should run."""
+    """Positions of the program's nodes, in the order in which they should run."""
     held: frozenset[int] = frozenset()
-    """Places of issues that a limit held back for a while."""
+    """Positions of the issues that a limit delayed."""
     kept: bool = False
-    """Whether the limits leave nothing but the program's own order."""
+    """Whether the limits permit only the program's own order."""
 
 
 def overlapped_order(dependencies: Dependencies, costs: Costs, limits: Limits = _UNLIMITED) -> Schedule:
-    """Plan a program whose calls are split.
+    """Plan the order of a program whose calls are split.
 
-    The limit on memory is kept by trial: the plan is made with less and less in flight, until what its order holds at
-    once is within it; the program's own order always is.
+    The memory limit is met by trial: plans are made with less and less in flight until one stays within the limit, as
+    the program's own order always does.
     """
     priorities = _Priorities.of(dependencies, costs)
     if limits.memory_bytes is None:
@@ -191,7 +191,7 @@ def overlapped_order(dependencies: Dependencies, costs: Costs, limits: Limits = 
 
 
 def closed(order: Sequence[int], pairs: Iterable[Pair], dependencies: Dependencies) -> list[int]:
-    """Return the order with the issue of each pair right before its wait, if nothing in between needs it first."""
+    """Return the order with each issue moved right before its wait, unless something in between needs it earlier."""
     issue_of = {pair.wait: pair.issue for pair in pairs}
     issues, in_flight, needed = set(issue_of.values()), set[int](), set[int]()
     for place in order:
@@ -210,7 +210,7 @@ def _planned(
 ) -> Schedule:
     planner = _Planner(priorities, dependencies, costs, _InFlight(costs, limits, held_bytes))
     planner.run()
-    if len(planner.order) < len(priorities.lanes):  # what is held back waits for what waits for it
+    if len(planner.order) < len(priorities.lanes):  # what was delayed waits for whatever waits for it
         return Schedule(order=list(range(len(priorities.lanes))), held=frozenset(_issues(priorities)), kept=True)
     return Schedule(order=planner.order, held=frozenset(planner.held_once))
 
@@ -220,7 +220,7 @@ def _issues(priorities: _Priorities) -> Sequence[int]:
 
 
 class _Planner:
-    """The clock, and the heaps of what is ready."""
+    """The clock, and the heaps of ready nodes."""
 
     def __init__(self, priorities: _Priorities, dependencies: Dependencies, costs: Costs, in_flight: _InFlight) -> None:
         index = dependencies.effects.index
@@ -251,7 +251,7 @@ class _Planner:
         self.order: list[int] = []
 
     def run(self) -> None:
-        """Put all nodes in order; stop early where nothing can go on."""
+        """Put all nodes in order; stop early if nothing can go on."""
         lanes = self._lanes
         for place, count in enumerate(self._missing):
             if not count and lanes[place] is not _Lane.INPUT:
@@ -263,11 +263,11 @@ class _Planner:
             self._do(ready)
 
     def _offer(self, place: int) -> None:
-        """Put a node that is ready on its heap."""
+        """Put a ready node on its heap."""
         lane = self._lanes[place]
         if lane is _Lane.WORK:
             heapq.heappush(self._work, place)
-        elif lane is _Lane.NEEDED and self._seconds[place] == 0.0:  # a handle: whoever needs it is as good as ready
+        elif lane is _Lane.NEEDED and self._seconds[place] == 0.0:  # a handle: whatever needs it is as good as ready
             heapq.heappush(self._issues, (_FIRST, place))
         elif lane is _Lane.NEEDED:
             heapq.heappush(self._needed, (-int(self._urgency[place] / self._grain_s), place))
@@ -304,10 +304,10 @@ class _Planner:
         return None
 
     def _rank(self, wait: int) -> float:
-        """Return by what waits are put in order: the times of their answers.
+        """Return the sort key of a wait: the time of its answer.
 
-        Of answers that nobody has timed, those come first that most is left to do after, where they hold up an issue,
-        and otherwise those that the program needs first.
+        Among answers without a measured time, those that hold up an issue come first, by the work left after them; the
+        others come in the order in which the program needs them.
         """
         if not self._is_guess(wait):
             return self._expected_s(wait)
@@ -319,16 +319,16 @@ class _Planner:
         return self._expected.get(self._issue_of.get(wait, _NOWHERE), 0.0)
 
     def _is_due(self, waits: Sequence[tuple[float, int]]) -> bool:
-        """Whether the answer to the first of these waits is expected to be there."""
+        """Return whether the answer to the first of these waits is expected to have arrived."""
         return bool(waits) and waits[0][0] != _LAST and self._expected_s(waits[0][1]) <= self._now_s
 
     def _is_guess(self, wait: int) -> bool:
-        """Whether nobody has measured when the answer to a wait comes."""
+        """Return whether the time of the answer to a wait was never measured."""
         message = self._messages.get(self._issue_of.get(wait, _NOWHERE))
         return message is not None and message.guessed
 
     def _is_kept_by_a_guess(self) -> bool:
-        """Whether a call that needs no answer would be issued only after one of which nobody knows when it comes."""
+        """Return whether a call that needs no answer would be issued only after an answer whose time is unknown."""
         return bool(self._needed) and self._is_guess(self._urgent[0][1])
 
     def _is_admitted(self, place: int) -> bool:
@@ -336,7 +336,7 @@ class _Planner:
         return message is None or self._in_flight.admits(message)
 
     def _is_worth_waiting(self) -> bool:
-        """Whether to stand still for the next answer that holds something up, in place of working until it is there."""
+        """Return whether to stand still for the next answer that holds something up, instead of working meanwhile."""
         if not self._urgent:
             return False
         wait = self._urgent[0][1]
@@ -369,7 +369,7 @@ class _Planner:
                 self._offer(follower)
 
     def _retry(self) -> None:
-        """Offer the first issue that is held back for each destination again."""
+        """Offer the first delayed issue of each destination again."""
         for to in list(self._held):
             heapq.heappush(self._issues, heapq.heappop(self._held[to]))
             if not self._held[to]:
@@ -383,7 +383,7 @@ _FIRST = -sys.maxsize
 
 @dataclass(slots=True)
 class _Load:
-    """What is in flight to one destination, or to all of them."""
+    """The load in flight to one destination, or to all of them."""
 
     calls: int = 0
     size: int = 0
@@ -402,7 +402,7 @@ class _InFlight:
         self._expected: dict[int, tuple[Message, float]] = {}
 
     def admits(self, message: Message) -> bool:
-        """Whether the limits let a message go now. One that is larger than a limit goes alone."""
+        """Return whether the limits let a message go now. A message that alone exceeds a limit goes alone."""
         load, limits = self._loads.get(message.to), self._limits
         if self._held_bytes is not None and self._all.calls and self._all.size + _size(message) > self._held_bytes:
             return False
@@ -413,7 +413,7 @@ class _InFlight:
         return limits.bytes_in_flight is None or load.size + _size(message) <= limits.bytes_in_flight
 
     def send(self, place: int, message: Message, now_s: float) -> float:
-        """Let a message go; return when its answer is expected."""
+        """Send a message and return when its answer is expected."""
         expected = self._network.send(message, now_s).expected_s
         self._expected[place] = message, expected
         for load in (self._all, self._loads.setdefault(message.to, _Load())):
