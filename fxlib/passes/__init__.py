@@ -1,4 +1,7 @@
-"""Transforms of a GraphModule, one to a file. Importing the package registers them all."""
+"""Transforms of a GraphModule, one pass to a file; importing the package registers them all.
+
+Nothing here decides what is legal or what pays: `fxlib.analysis` does.
+"""
 
 from fxlib.passes.infra.base import REGISTRY, Context, GraphPass, PassResult, register_pass
 from fxlib.passes.local.bfloat16 import Bfloat16

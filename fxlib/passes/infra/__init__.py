@@ -1,4 +1,4 @@
-"""What every pass is built on: the base class, the invariants it holds a pass to, and edits that several passes make.
+"""The foundation of all passes: the base class, the invariants it enforces, and edits that several passes make.
 
 No pass lives here.
 """

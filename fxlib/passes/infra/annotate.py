@@ -1,4 +1,4 @@
-"""What a request says of remote functions that declare nothing themselves."""
+"""Contracts that a request gives to remote functions that declare none themselves."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _ASSUMED = {"reads": Contract(reads=frozenset({"*"})), "pure": PURE}
 
 
 def assumed_of(node: Node, assume: Assume) -> Contract | None:
-    """Return the contract that a call has by assumption: none, where it has one or takes none."""
+    """Return the contract that a call gets by assumption; None if it has one already or cannot take one."""
     if not assume or not takes_contract(node) or contract_of_call(node) is not None:
         return None
     return _ASSUMED[assume]
 
 
 def annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) -> tuple[str, ...]:
-    """Give calls without a contract the one that a request has for them; return what is taken on its word, in words.
+    """Give calls without a contract the one that the request has for them; return these assumptions in words.
 
     Args:
-        graph: its calls keep the contracts that they have.
-        contracts: what remote functions do, by name.
-        assume: "reads" or "pure" for every remote function of which nothing is known after that.
+        graph: the graph, whose calls keep the contracts that they have.
+        contracts: contracts by the names of remote functions.
+        assume: "reads" or "pure" for every remote function that is still unknown then.
     """
     declared, assumed = set(), set()
     _warn_of_vain(graph, contracts)
@@ -46,7 +46,7 @@ def annotate(graph: Graph, contracts: Mapping[str, Contract], assume: Assume) ->
 
 
 def _warn_of_vain(graph: Graph, contracts: Mapping[str, Contract]) -> None:
-    """Say which contracts, or which parts of them, are given in vain: silence would look like consent."""
+    """Warn of contracts, or parts of them, that have no effect: silence would look like consent."""
     calls = [node for node in graph.nodes if takes_contract(node)]
     named = {name for node in calls for name in (function_name(node), *_of_handle(node), *methods_sent(node))}
     open_ = {function_name(node) for node in calls if contract_of_call(node) is None}
@@ -61,7 +61,7 @@ def _warn_of_vain(graph: Graph, contracts: Mapping[str, Contract]) -> None:
 
 
 def _of_handle(node: Node) -> tuple[str, ...]:
-    """Return the name by which a contract is stated of a method of one object alone: "attribute.method"."""
+    """Return the name under which a contract for a method of a single object is stated: "attribute.method"."""
     to, method = node.args[0] if node.args else None, function_name(node)
     held = isinstance(to, Node) and to.op in ("get_attr", "placeholder") and method.startswith(".")
     return (f"{to.target}{method}",) if held else ()  # type: ignore[union-attr]

@@ -1,7 +1,8 @@
 """The base class of every pass, which enforces what a pass declares, and the context that a pass runs with.
 
-A context is what a pass knows besides its module: profile, workload, and analyses of the graph as it is now. What of a
-module can be seen from outside is compared before and after: no pass may change more of it than it declares.
+A context is what a pass knows besides its module: profile, workload, and analyses of the current graph. Everything
+about a module that is visible from outside is compared before and after a pass, which may change no more of it than it
+declares.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from fxlib.spec.report import CallReport, PassReport
 from fxlib.spec.workload import Workload
 
 MERGED = "merged"
-"""Names of the calls, as captured, for whose results a call stands besides its own: in the metadata of its node."""
+"""Key of a node's metadata: the names, as captured, of other calls for whose results this call stands, too."""
 
 _STARTS = (Part.CALL, Part.ISSUE)
 
 
 class Analysis(Protocol):
-    """A class whose instances tell something of one graph."""
+    """A class whose instances describe one graph."""
 
     @classmethod
     def of(cls, module: GraphModule) -> Self:
@@ -51,17 +52,17 @@ A = TypeVar("A", bound=Analysis)
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """One context serves all passes of a recipe, one after another.
+    """The context of all passes of a recipe, which run one after another.
 
-    An analysis is made when a pass first asks for it, and kept for the passes behind it until the graph is another one.
-    A pass that reports changes leaves those alone that it has handed to `keep`, and nodes, targets and arguments are
-    compared besides, so no pass has to declare what it leaves intact.
+    An analysis is made when a pass first asks for it, and kept for later passes until the graph changes. If a pass
+    reports changes, only the analyses that it has given to `keep` survive; nodes, targets and arguments are also
+    compared, so no pass has to declare what it preserves.
 
     Args:
         module: the module that the next pass works on.
-        profile: what the program was measured to take; None where nobody measured it.
-        workload: how its steps run; None where nobody said.
-        max_relative_error: how far results may be from the original's where a pass is lossy; None: nobody said.
+        profile: the profile of the program; None if it was not measured.
+        workload: how its steps run; None if it is unknown.
+        max_relative_error: the largest relative error allowed for a lossy pass; None: there is no bound.
     """
 
     module: GraphModule
@@ -81,12 +82,12 @@ class Context:
         return found
 
     def keep(self, made: Analysis) -> None:
-        """Leave an analysis that a pass has made of the graph as it is now for the passes behind it."""
+        """Keep an analysis that a pass has made of the current graph for later passes."""
         self._forget_if_changed()
         self._left |= self._note(made)
 
     def pass_ended(self, *, changes: int) -> None:
-        """Drop what was analysed before the changes that a pass has made, which may be in modules alone."""
+        """Drop the analyses from before the changes that a pass made, which may be in modules alone."""
         if changes:
             self._kept = {kind: made for kind, made in self._kept.items() if kind in self._left}
         self._left.clear()
@@ -99,7 +100,7 @@ class Context:
         return set(found)
 
     def costs(self) -> Costs:
-        """Return what the nodes and calls of the graph take, by the profile, or estimated."""
+        """Return the costs of the graph's nodes and calls, from the profile or estimated."""
         return Costs.of(self.module, self.profile)
 
     def _forget_if_changed(self) -> None:
@@ -123,9 +124,9 @@ REGISTRY: dict[str, type[GraphPass]] = {}
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a pass returns: the module (changed in place or new), how many changes, and what it declined.
+    """The result of a pass: the module (changed in place or new), the number of changes, and what it declined.
 
-    `calls` says what became of each remote call, if the pass is one that moves them.
+    `calls` says what became of each remote call, if the pass moves calls.
     """
 
     module: GraphModule
@@ -147,7 +148,7 @@ class GraphPass(ABC):
 
     @property
     def promise(self) -> Preserves:
-        """What this pass preserves with the options that it has."""
+        """The guarantee that this pass gives with its present options."""
         return self.preserves
 
     @abstractmethod
@@ -156,7 +157,7 @@ class GraphPass(ABC):
 
         Args:
             module: the module, which may be changed in place.
-            context: profile and workload, where there are any, and analyses of the graph (`context.get(Effects)`).
+            context: profile and workload, if there are any, and analyses of the graph (`context.get(Effects)`).
         """
 
     def requires(self, module: GraphModule) -> None:  # noqa: B027 - most passes apply to any module
@@ -166,12 +167,12 @@ class GraphPass(ABC):
         """Raise PassError if the pass broke its own promise on its output."""
 
     def __call__(self, module: GraphModule, context: Context | None = None, *, before: Invariants | None = None) -> Run:
-        """Run the pass, time it, and hold it to what it declares.
+        """Run the pass, time it, and check that it keeps what it declares.
 
         Args:
-            module: what to transform.
-            context: that of the recipe; None: one of its own, without profile and workload.
-            before: the module's invariants, where the caller knows them already.
+            module: the module to transform.
+            context: the recipe's context; None: a new one, without profile and workload.
+            before: the module's invariants, if the caller knows them already.
 
         Raises:
             PassError: the pass does not apply, or its output breaks the pass's declaration.
@@ -201,7 +202,7 @@ class GraphPass(ABC):
 
 
 def _log(kind: type[GraphPass], report: PassReport) -> None:
-    """Tell what a pass did, by the logger of the module that the pass was written in."""
+    """Log what a pass did, with the logger of the module that defines the pass."""
     log = logging.getLogger(kind.__module__)
     if not log.isEnabledFor(logging.DEBUG):
         return
@@ -212,7 +213,7 @@ def _log(kind: type[GraphPass], report: PassReport) -> None:
 
 
 def _bound(context: Context | None, module: GraphModule) -> Context:
-    """Return a context that tells of this module."""
+    """Return a context for this module."""
     context = Context(module) if context is None else context
     context.module = module
     return context
@@ -220,7 +221,7 @@ def _bound(context: Context | None, module: GraphModule) -> Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of a pass that kept its promises; `invariants` are those of the module that it made."""
+    """One run of a pass that kept its promises; `invariants` are those of the resulting module."""
 
     result: PassResult
     report: PassReport
@@ -230,7 +231,7 @@ class Run:
 def register_pass(
     name: str, *, preserves: Preserves, needs: frozenset[Need] = frozenset(), version: str = "1"
 ) -> Callable[[type[PassClass]], type[PassClass]]:
-    """Declare a pass and make it known under `name`; `version` changes whenever its output may.
+    """Declare a pass and register it under `name`; `version` changes whenever its output may.
 
     Raises:
         PassError: another pass has the name.
@@ -253,7 +254,7 @@ def _take_context(cls: type[GraphPass]) -> None:
     if written is None or len(inspect.signature(written).parameters) > 2:
         return
     warnings.warn(
-        f"{cls.__qualname__}.run takes a module alone; write run(self, module, context): the next release needs it",
+        f"{cls.__qualname__}.run takes only a module; write run(self, module, context): the next release needs it",
         DeprecationWarning,
         stacklevel=3,
     )
@@ -273,16 +274,16 @@ class Invariants:
     state: dict[str, int]
     """Identity of each parameter and buffer, by name."""
     calls: tuple[str, ...]
-    """Every call once, sorted: the name as captured. One that stands for others counts as them, too."""
+    """Names of all calls as captured, each once, sorted. A call that stands for others counts as them, too."""
     unwaited: tuple[str, ...]
-    """Calls that are issued and never waited for, sorted."""
+    """Names of the calls that are issued and never waited for, sorted."""
     sequences: tuple[tuple[str, ...], tuple[str, ...]]
-    """Random operators and fences, each in their order."""
+    """Random operators and fences, each kind in its order."""
     nodes: list[tuple[object, ...]]
 
     @classmethod
     def of(cls, module: GraphModule) -> Invariants:
-        """Look at a module, in linear time."""
+        """Inspect a module, in linear time."""
         nodes, lookup = list(module.graph.nodes), Behaviours(module)
         calls: list[str] = []
         unwaited, random, fences = [], [], []
@@ -308,19 +309,19 @@ class Invariants:
         )
 
     def after(self, module: GraphModule, *, changes: int) -> Invariants:
-        """Look at the module that a pass made of this one, briefly where the pass did nothing."""
+        """Inspect the module that a pass made of this one, briefly if the pass did nothing."""
         if not changes and self.nodes == _nodes(module) and self.state == _state(module):
             return self
         return Invariants.of(module)
 
     def broken_by(self, after: Invariants, *, changes: int, may_change_weights: bool, same_effects: bool) -> str:
-        """Say which rule the change from these invariants to `after` breaks; empty if none."""
+        """Return which rule the change from these invariants to `after` breaks; empty if none."""
         if after.signature != self.signature:
             return "the pass changed the module's inputs"
         if not may_change_weights and after.state != self.state:
             return "the pass changed parameters or buffers without declaring that it needs weights"
         if not changes and after.nodes != self.nodes:
-            return "the pass reports no changes, and changed the graph"
+            return "the pass reports no changes, but changed the graph"
         if after.unwaited != self.unwaited:
             return f"calls are left without a wait: {_listed(self.unwaited, after.unwaited)}"
         if same_effects and after.calls != self.calls:

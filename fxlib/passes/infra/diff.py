@@ -1,4 +1,4 @@
-"""What a pass did, as a unified diff of the code that torch.fx generates before it and after it."""
+"""The changes of a pass, as a unified diff of the code that torch.fx generates before and after it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from torch.fx import Graph
 
 MAX_LINES = 400
-"""Lines of one diff; what is beyond is counted."""
+"""Maximum number of lines in one diff; further lines are only counted."""
 
 MAX_COLUMNS = 500
-"""Characters of one line; a call may have thousands of arguments."""
+"""Maximum number of characters in one line; a call may have thousands of arguments."""
 
 MAX_ALIGNED = 10_000
-"""Lines that are told apart by their place: difflib takes time with the square of those that moved."""
+"""Maximum number of lines that are aligned: difflib takes time quadratic in the lines that moved."""
 
 _LETS_GO = re.compile(r";  (?:\w+ = )+None\b.*$")
 _ASSIGNS = re.compile(r"^\s*(\w+)(?:\s*:[^=]+)? = ")
@@ -24,7 +24,7 @@ _ASSIGNS = re.compile(r"^\s*(\w+)(?:\s*:[^=]+)? = ")
 def code_of(graph: Graph) -> list[str]:
     """Return a graph's forward as lines of Python.
 
-    Without what lets go of values after their last use: it would show a change wherever a use moves.
+    The code omits the statements that release values after their last use, which would change wherever a use moves.
     """
     lines = graph.python_code("self").src.strip().splitlines()
     return [_LETS_GO.sub("", line).rstrip() for line in lines]
@@ -37,14 +37,14 @@ def by_name(graph: Graph) -> dict[str, str]:
 
 
 def diff_of(before: Sequence[str], after: Sequence[str], *, name: str) -> str:
-    """Return the unified diff of two listings, "" if they are the same.
+    """Return the unified diff of two listings; "" if they are the same.
 
-    Of more than `MAX_ALIGNED` lines, only those that came and those that went are told, without their places.
+    Beyond `MAX_ALIGNED` lines, the diff only lists added and removed lines, without their positions.
 
     Args:
-        before: the lines that a pass was given.
-        after: the lines that it made of them.
-        name: of the pass, for the head.
+        before: the lines before the pass.
+        after: the lines after the pass.
+        name: the name of the pass, for the header.
     """
     if list(before) == list(after):
         return ""
@@ -55,12 +55,12 @@ def diff_of(before: Sequence[str], after: Sequence[str], *, name: str) -> str:
         lines = list(difflib.unified_diff(before, after, *heads, lineterm=""))
     rest = len(lines) - MAX_LINES
     shown = [line if len(line) <= MAX_COLUMNS else f"{line[: MAX_COLUMNS - 3]}..." for line in lines[:MAX_LINES]]
-    return "\n".join([*shown, *([f"... and {rest:,} lines more"] if rest > 0 else [])])
+    return "\n".join([*shown, *([f"... and {rest:,} more lines"] if rest > 0 else [])])
 
 
 def _unaligned(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
-    """Tell which lines went and which came; the order of the others may be another."""
+    """Return which lines were removed and which added; the order of the others may differ."""
     had, has = set(before), set(after)
-    yield f"@@ {len(before):,} lines, now {len(after):,}: where they stand is not shown @@"
+    yield f"@@ {len(before):,} lines, now {len(after):,}: their positions are not shown @@"
     yield from (f"-{line}" for line in before if line not in has)
     yield from (f"+{line}" for line in after if line not in had)

@@ -1,6 +1,6 @@
-"""Copies of modules for passes to work on, and edits that several make: values replaced, a snippet put into a program.
+"""Copies of modules for passes to work on, and edits that several passes make: replacing values, inserting snippets.
 
-The time is proportional to the edges of a graph, however many inputs a node has.
+They take time proportional to the edges of a graph, however many inputs a node has.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fxlib.runtime.failure import program_order
 from fxlib.runtime.lowering import BACKEND
 
 _WIDE = 32
-"""Nodes with more inputs are given their new ones together: each of them alone would cost all of them."""
+"""Nodes with more inputs get their new ones together, since replacing a single input costs as much as all of them."""
 
 
 class Replacements:
-    """Replacements in one graph. All users are told at once, but inputs of wide nodes stand until `settle`."""
+    """Replacements in one graph. They apply to all users at once, but inputs of wide nodes wait for `settle`."""
 
     def __init__(self, graph: Graph) -> None:
-        """Replace nothing yet."""
+        """Start without replacements."""
         self._graph = graph
         self._wide: dict[Node, bool] = {}
         self._waiting: dict[Node, dict[Node, Node]] = {}
@@ -32,14 +32,14 @@ class Replacements:
         self._erased: list[Node] = []
 
     def replace(self, old: Node, new: Node) -> None:
-        """Let what uses a value use another one."""
+        """Let all users of a value use another one."""
         old.replace_all_uses_with(new, delete_user_cb=lambda user: not self._is_wide(user))
         for user in old.users:
             self._waiting.setdefault(user, {})[old] = new
             new.users.setdefault(user)
 
     def erase(self, node: Node) -> None:
-        """Erase a node whose users all have another value in its place."""
+        """Erase a node whose users all have another value instead."""
         if node in self._waiting:
             self._settle(node)
         if node.users:
@@ -49,7 +49,7 @@ class Replacements:
             self._graph.erase_node(node)
 
     def settle(self) -> None:
-        """Give wide nodes their inputs."""
+        """Give wide nodes their new inputs."""
         for node in list(self._waiting):
             self._settle(node)
         for node in self._erased:
@@ -78,18 +78,18 @@ class Replacements:
 
 Spliced: TypeAlias = tuple[list[Node], list[Node]]
 _KEPT = ("order", "source", "stack_trace", "nn_module_stack")
-"""Facts that a new node takes from the one in whose place it stands: its place in the model, none of its value."""
+"""Metadata that a new node takes from the node that it replaces: its position in the model, but none of its value's."""
 
 
 def splice(graph: Graph, snippet: Snippet, inputs: Mapping[Node, Any], *, before: Node, like: Node) -> Spliced:
-    """Insert a snippet's nodes, and return its outputs, which may be inputs, and the nodes that it made.
+    """Insert a snippet's nodes, and return its outputs, which may be inputs, and the new nodes.
 
     Args:
-        graph: of the program.
-        snippet: what to insert.
-        inputs: nodes of the program, or literals, for its inputs.
+        graph: the graph of the program.
+        snippet: the snippet to insert.
+        inputs: nodes of the program, or literals, for the snippet's inputs.
         before: the node to insert it before.
-        like: a node whose place in the model is theirs.
+        like: a node whose position in the model the new nodes take.
     """
     copied: dict[Node, Any] = dict(inputs)
     with graph.inserting_before(before):
@@ -106,7 +106,7 @@ def place_of(node: Node) -> dict[str, Any]:
 
 
 def draft_of(module: GraphModule) -> GraphModule:
-    """Return a module for passes to work on: a graph and tables of its own, the same parameters, and no code yet."""
+    """Return a copy of a module for passes to work on: its own graph and tables, the same parameters, no code yet."""
     draft: GraphModule = type(module).__new__(type(module))
     type(draft).__name__ = type(module).__name__
     draft.__dict__.update(module.__dict__)
@@ -115,20 +115,20 @@ def draft_of(module: GraphModule) -> GraphModule:
     graph = Graph(tracer_cls=module.graph._tracer_cls)
     copied: dict[Node, Node] = {}
     for node in module.graph.nodes:
-        # Arguments are set afterwards: `create_node` would walk them in search of symbols, a third of the time.
+        # Arguments are set afterwards: `create_node` would search them for symbols, a third of the time.
         copied[node] = made = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
         made.args = map_arg(node.args, copied.__getitem__)
         if node.kwargs:
             made.kwargs = map_arg(node.kwargs, copied.__getitem__)
         made.meta.update(node.meta)
-    graph._codegen = copy.copy(module.graph._codegen)  # a deep copy warns of tree specs, which nobody changes
+    graph._codegen = copy.copy(module.graph._codegen)  # a deep copy warns of tree specs, which do not change
     _number(list(graph.nodes))
     draft.__dict__["_graph"] = graph
     return draft
 
 
 def _number(nodes: Sequence[Node]) -> None:
-    """Give every node its place in the program as captured, which is this very graph if no node knows its place."""
+    """Give every node its position in the program as captured, which is this graph if no node has a position yet."""
     known = any("order" in node.meta for node in nodes)
     order = program_order(nodes) if known else {node: place for place, node in enumerate(nodes)}
     for node in nodes:
@@ -136,7 +136,7 @@ def _number(nodes: Sequence[Node]) -> None:
 
 
 def differs(before: GraphModule, after: GraphModule) -> bool:
-    """Whether two modules would run other code, or on other parameters and buffers."""
+    """Return whether two modules would run different code, or on different parameters and buffers."""
     if len(before.graph.nodes) != len(after.graph.nodes) or _state(before) != _state(after):
         return True
     pairs = zip(before.graph.nodes, after.graph.nodes, strict=True)

@@ -1,4 +1,4 @@
-"""Values that a pass computed from weights: held beside the weights, which stay as they are."""
+"""Values that a pass computed from weights: stored beside the weights, which stay unchanged."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.submodules import submodule
 
 CHANNELS_LAST = "channels_last"
-"""Key of a node's `meta`, true where a pass has put its value into this layout, and knows where it has to leave it."""
+"""Key of a node's `meta`, true if a pass has put its value into this layout and knows where it must leave it."""
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""A function, and its arguments by place and by name."""
+"""A function with its positional and keyword arguments."""
 
 
 def hold(module: GraphModule, name: str, value: torch.Tensor) -> str:
-    """Give the root of a module a buffer that `state_dict` leaves out, and return its name.
+    """Add a buffer to the root of a module that `state_dict` leaves out, and return its name.
 
     Args:
-        module: what a pass works on. Its submodules are the user's own, and get nothing.
-        name: what it is, as a path of the module; taken as far as it is free.
+        module: the module that a pass works on. Its submodules are the user's own, and stay unchanged.
+        name: what the buffer is, as a path of the module; the name is varied if it is taken.
         value: a tensor of its own.
     """
     base = f"_{name.replace('.', '_')}"
@@ -45,11 +45,11 @@ def _is_taken(module: GraphModule, name: str) -> bool:
 
 
 def read(module: GraphModule, name: str, sources: Iterable[str], at: Node) -> Node:
-    """Insert a `get_attr` of such a value before the node that stands at its place in the program.
+    """Insert a `get_attr` of such a value before a node whose position in the program it takes.
 
     Args:
-        module: what a pass works on.
-        name: of the buffer.
+        module: the module that a pass works on.
+        name: the name of the buffer.
         sources: the weights that it was computed from.
         at: the node.
     """
@@ -62,7 +62,7 @@ def read(module: GraphModule, name: str, sources: Iterable[str], at: Node) -> No
 
 
 def as_function(module: GraphModule, layer: Affine, weight: Node, bias: Node | None) -> Call:
-    """Return the function that a module's call stands for, and what it takes with other weights; pads before it."""
+    """Return the function that a module's call stands for with other weights, and its arguments, padded if need be."""
     node, graph = layer.node, module.graph
     called, (function, rest) = submodule(module, str(node.target)), functional(layer, module)
     value = node.all_input_nodes[0]
@@ -77,12 +77,12 @@ def become(node: Node, call: Call) -> None:
     """Let a node call a function. Its name stays, and stands for the same value as before."""
     target, args, kwargs = call
     node.op, node.target, node.args = "call_function", target, args
-    if node.kwargs or kwargs:  # each that is set takes the graph's table of nodes some time
+    if node.kwargs or kwargs:  # setting each attribute takes the graph's table of nodes some time
         node.kwargs = kwargs
 
 
 def sweep(module: GraphModule) -> None:
-    """Let go of held values that have been replaced by others."""
+    """Remove stored values that have been replaced by others."""
     reads = {node: str(node.target) for node in module.graph.nodes if node.op == "get_attr" and FOLDED in node.meta}
     unused = [node for node in reads if not node.users]
     for node in unused:
@@ -93,5 +93,5 @@ def sweep(module: GraphModule) -> None:
 
 
 def order_and_source(node: Node) -> dict[str, Any]:
-    """Return what a node that stands for another one's value or work knows of it: its order and its source."""
+    """Return the order and source of a node, for a node that replaces its value or work."""
     return {key: node.meta[key] for key in ("order", "source") if key in node.meta}

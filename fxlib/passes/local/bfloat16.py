@@ -19,19 +19,20 @@ from fxlib.passes.infra.folded_values import as_function, become, hold, read, sw
 from fxlib.reasons import Declined, Reason
 
 _VALUES: Final = ("val", "tensor_meta")
-"""Keys of a node's `meta` that tell its value's dtype."""
+"""Keys of a node's `meta` that hold its value's dtype."""
 
 
 @register_pass("bfloat16", preserves="lossy", needs=frozenset({"weights", "eval_mode"}))
 class Bfloat16(GraphPass):
     """Run linear layers and convolutions on weights and inputs in bfloat16, with sums in float32.
 
-    Results are float32 again, but where a ReLU or another such layer takes them. A number keeps its range, and about
-    two of its decimal digits. Where the processor has no instructions for it, this is slower than float32.
+    Results are float32 again, unless a ReLU or another such layer takes them. A number keeps its range, and about two
+    of its decimal digits. On processors without instructions for it, this is slower than float32.
     """
 
     least_weights: int = 4096
-    """Layers with fewer weights stay in float32: they take no time that could be saved."""
+    """Minimum number of weights in a layer; smaller layers stay in float32, since they take too little time to save
+    any."""
 
     @override
     @torch.no_grad()
@@ -61,7 +62,7 @@ def _misfit(tensors: Sequence[torch.Tensor]) -> Reason | None:
 
 
 def _rewrite(module: GraphModule, layer: Affine) -> tuple[Node, Node]:
-    """Let the layer's node compute it in bfloat16; return the nodes that bring its input there, and its result back."""
+    """Compute the layer in bfloat16 at its node; return the nodes that convert its input, and its result back."""
     node, graph, weights = layer.node, module.graph, list[Node | None]()
     for held in (layer.weight, layer.bias):
         if held is None:
@@ -89,12 +90,12 @@ def _rewrite(module: GraphModule, layer: Affine) -> tuple[Node, Node]:
 
 
 def _stand_behind(node: Node, wide: Node) -> None:
-    """Let all that use a value use what is made of it instead."""
+    """Let all users of a value use the value made from it instead."""
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 
 def _hand_on(module: GraphModule, ends: Sequence[tuple[Node, Node]]) -> None:
-    """Let ReLUs and further layers take results as they are: from there to float32 and back, no bit changes."""
+    """Pass results to ReLUs and further layers in bfloat16: conversion to float32 and back changes no bit."""
     narrowing = {narrow for narrow, _ in ends}
     for _, wide in ends:
         while (behind := only_user(wide)) is not None and is_relu(module, behind):

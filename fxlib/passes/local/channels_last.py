@@ -1,11 +1,12 @@
-"""Let convolutional nets work channels last, where that pays.
+"""Run convolutional networks channels last, if that pays.
 
-The pass finds regions first: a region grows from two-dimensional convolutions through operators that take any layout
-and hand it on. What else uses a value of a region gets it in the layout that the program gave it, and so does whoever
-called the module. Then it converts those in which enough convolutions gain.
+The pass first finds regions: a region grows from two-dimensional convolutions through operators that accept any layout
+and preserve it. All other users of a region's values, and the module's caller, get them in their original layout. The
+pass then converts the regions in which enough convolutions gain.
 
-What joins values of several orders gives its result the first of them that decides, so that a convolution that goes
-channels last would change the strides of what it meets. Where all lie in the default order, so does the result.
+An operator that joins values of several memory orders gives its result the first order that decides, so a convolution
+that goes channels last would change the strides of what it is joined with. If all values are in the default order, so
+is the result.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from fxlib.runtime.guards.folded_weights import RANK
 from fxlib.runtime.submodules import submodule
 
 _SHAPES = ("val", "tensor_meta")
-"""Metadata that states strides."""
+"""Keys of metadata that hold strides."""
 
 
 @register_pass("channels_last", preserves="tolerance", needs=frozenset({"weights", "eval_mode"}))
 class ChannelsLast(GraphPass):
-    """Put two-dimensional convolutions, and what lies between them, into the layout that their kernels prefer.
+    """Put two-dimensional convolutions, and the operators between them, into the layout that their kernels prefer.
 
-    Weights are laid out once. Activations change their layout where they enter a region of such work and where they
-    leave it, and the module returns tensors with the strides that it returned before (for inputs in torch's default
-    layout). A region in which too few convolutions gain from each change is left alone.
+    Weights are converted once. Activations change their layout where they enter and leave a region of such work, and
+    the module returns tensors with the same strides as before (for inputs in torch's default layout). A region in which
+    too few convolutions gain from each change is left alone.
     """
 
     @override
@@ -80,7 +81,7 @@ def _convert(module: GraphModule, region: Region, held: dict[object, str]) -> No
 
 
 def _plain(graph: Graph, value: Node, user: Node) -> Node:
-    """Insert the change to torch's default layout; what the caller gets has just its strides, a copy in any case."""
+    """Insert the conversion to torch's default layout; the caller gets exactly these strides, always as a copy."""
     with graph.inserting_before(user):
         if user.op == "output":
             node = graph.call_method("clone", (value,), {"memory_format": torch.contiguous_format})
@@ -120,31 +121,32 @@ def _lay_out(module: GraphModule, layer: Affine, held: dict[object, str]) -> Non
 _QUESTIONS = words.QUERIES - {"stride"} | {"getattr"}
 _FLAGS = frozenset({"memory_format", "out", "return_indices"})
 _PLAIN_POOL = 6
-"""Number of arguments of a pooling that does not return indices."""
+"""Number of arguments of a pooling operator that does not return indices."""
 _PER_CHANGE = 2
-"""Convolutions that have to gain for each tensor whose layout changes, which takes about as long as one gains."""
+"""Number of convolutions that must gain for each tensor whose layout changes; a change takes about as long as one
+gains."""
 _TO_ONE_PIXEL = frozenset({"adaptive_avg_pool2d", "mean", "AdaptiveAvgPool2d"})
-"""Operators whose results are small, and as a rule in both layouts at once."""
+"""Operators whose results are small, and usually in both layouts at once."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
-    """Values that are channels last, but for what the program itself gave another layout."""
+    """Values that are channels last, except those that the program itself gave another layout."""
 
     nodes: list[Node] = field(default_factory=list)
     convolutions: list[Affine] = field(default_factory=list)
     entries: list[Affine] = field(default_factory=list)
-    """The convolutions among them whose input comes from outside of the region."""
+    """The convolutions of the region whose input comes from outside."""
     exits: dict[Node, list[Node]] = field(default_factory=dict)
-    """Values, and their users outside of it."""
+    """Values of the region, and their users outside."""
     large_exits: int = 0
-    """Number of these values that are of some size."""
+    """Number of these values that are not small."""
     ranks: dict[Node, int] = field(default_factory=dict)
-    """Ranks of inputs of the program, taken for granted."""
+    """Ranks of the program's inputs that the region relies on."""
 
     @property
     def changes(self) -> int:
-        """How many tensors of some size change their layout at the borders."""
+        """Number of tensors that are not small and change their layout at the borders."""
         return len({each.input for each in self.entries}) + self.large_exits
 
     @property
@@ -153,7 +155,7 @@ class Region:
         return len(self.convolutions) >= _PER_CHANGE * self.changes
 
     def absorb(self, other: Region) -> None:
-        """Take over all that another region holds."""
+        """Merge another region into this one."""
         self.nodes += other.nodes
         self.convolutions += other.convolutions
         self.entries += other.entries
@@ -200,7 +202,7 @@ class _Growth:
                     self._enter(node, inside)
 
     def bounded(self) -> list[Region]:
-        """Return the regions, once they have grown, with their exits."""
+        """Return the regions with their exits, once they have grown."""
         regions = list(dict.fromkeys(self._root(each) for each in self._region_of.values()))
         for node in self._effects.nodes:
             if node in self._region_of or self._only_asks(node):
@@ -286,10 +288,10 @@ def _hands_layout_on(module: nn.Module) -> bool:
 
 
 def _aliased(effects: Effects) -> set[int]:
-    """Return the classes of memory of which a copy in another layout would not do: who writes to it must be seen.
+    """Return the alias classes that no copy in another layout may replace, since writes to them must stay visible.
 
-    They are written by something that does not take any layout, or after a view was taken of them, are handed to code
-    that may do anything, or leave the module under two names.
+    Memory in these classes is written by an operator that does not accept any layout, is written after a view of it was
+    taken, is passed to code that may do anything, or leaves the module under two names.
     """
     found: set[int] = set()
     viewed: set[int] = set()
@@ -330,7 +332,7 @@ _QUESTIONS = frozenset({"shape", "dtype", "device", "ndim"})
 
 
 def in_default_order(module: GraphModule, effects: Effects) -> set[Node]:
-    """Return the nodes whose values lie in the default order, as far as is known, in one pass over the program."""
+    """Return the nodes whose values are in the default order, as far as is known, in one pass over the program."""
     found: set[Node] = set()
     for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
         if _is_made_contiguous(node) or (_is(module, node, behaviour) and found.issuperset(node.all_input_nodes)):
@@ -339,7 +341,7 @@ def in_default_order(module: GraphModule, effects: Effects) -> set[Node]:
 
 
 def _is(module: GraphModule, node: Node, behaviour: Behaviour) -> bool:
-    """Whether a node's value lies in the default order if those that it is given do."""
+    """Return whether a node's value is in the default order if its inputs are."""
     if behaviour.part is Part.INPUT:
         return True
     if behaviour.part is Part.STATE:

@@ -21,11 +21,11 @@ from fxlib.reasons import Declined, Reason
 class CommonSubexpressions(GraphPass):
     """Let local work that repeats earlier work on the same values share its result.
 
-    Nothing that either could notice lies between the two: no write to what they read, no code that may do anything, no
-    change of mode. Their result is neither written to nor returned, so nobody can tell one tensor from two. And it
-    takes no gradient: two uses of one result add their gradients before the work's backward, where two results had them
-    added after it, and rounded otherwise. Where no gradients are recorded, none are taken. Reads of servers are left
-    to `merge_reads`.
+    Nothing between the two may affect either: no write to what they read, no code that may do anything, no change of
+    mode. Their result is neither written to nor returned, so one tensor cannot be distinguished from two. It also takes
+    no gradient: two uses of one result sum their gradients before the work's backward, whereas the gradients of two
+    results are summed after it, with other rounding. Without recording, no gradients are taken. Reads of servers are
+    left to `merge_reads`.
     """
 
     @override
@@ -54,7 +54,7 @@ class CommonSubexpressions(GraphPass):
 
 
 class _State:
-    """Which write of each memory is the latest, at one point of the program, and which fence."""
+    """The latest write of each memory, and the latest fence, at one point of the program."""
 
     def __init__(self) -> None:
         self._place = -1
@@ -62,11 +62,11 @@ class _State:
         self._writes: dict[Resource, int] = {}
 
     def seen_by(self, does: NodeEffects) -> Hashable:
-        """Return what tells apart the states of the world that a node may see."""
+        """Return a key that distinguishes the states of the world that a node may see."""
         return self._fence, frozenset((each, self._writes.get(each, -1)) for each in does.reads)
 
     def advance(self, does: NodeEffects) -> None:
-        """Go on past a node."""
+        """Advance past a node."""
         self._place += 1
         if does.part is Part.FENCE:
             self._fence = self._place
@@ -75,7 +75,7 @@ class _State:
 
 
 class _Sharing:
-    """Whether the result of a node may serve for another one's."""
+    """Decides whether the result of a node may replace another one's."""
 
     def __init__(self, module: GraphModule, effects: Effects) -> None:
         self._escapes = Escapes(effects)
@@ -83,7 +83,7 @@ class _Sharing:
 
     def refusal(self, node: Node) -> Reason | None:
         if node.op == "get_attr":
-            return None  # the same object in any case
+            return None  # the same object each time
         if (reason := self._escapes.refusal(node)) is not None:
             return reason
         takes = self._gradients is not None and self._gradients.takes_gradient(node)
@@ -91,7 +91,7 @@ class _Sharing:
 
 
 def _repeats_alike(effects: Effects, node: Node, does: NodeEffects) -> bool:
-    """Whether the node does the same each time, and nothing else: work of torch's own, or reading an attribute."""
+    """Return whether the node does the same each time without side effects: torch's own work, or an attribute."""
     if does.part is Part.STATE:
         return True
     operator = effects.behaviours[effects.index[node]].operator

@@ -1,4 +1,4 @@
-"""Delete nodes whose values nobody uses and whose absence nobody would notice."""
+"""Delete nodes whose values are unused and whose absence has no effect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pas
 class DeadCode(GraphPass):
     """Delete unused local work that writes nothing and draws nothing.
 
-    Calls stay, even those that only read: their errors are results, too. So does work that may raise for the sake of
-    values, as an assertion or a lookup does, and methods of what may be an object of the user's own. Shapes and dtypes
-    of unused work are taken to be right.
+    Calls stay, even those that only read: their errors are results, too. Work that may raise depending on values stays
+    as well, such as an assertion or a lookup, and so do methods of what may be an object of the user's own. Shapes and
+    dtypes of unused work are assumed to be right.
     """
 
     @override
@@ -29,5 +29,5 @@ class DeadCode(GraphPass):
 
 
 def _reveals(node: Node, behaviours: Behaviours) -> bool:
-    """Whether the node alone takes a result that may have been called for more than its value."""
+    """Return whether the node alone uses a result that may have been called for more than its value."""
     return any(len(value.users) == 1 and behaviours.may_act(value) for value in node.all_input_nodes)

@@ -1,7 +1,7 @@
-"""Put what an operator is made of in its place.
+"""Replace operators by what they are made of.
 
-A function of the user's says what a call is made of: the call is traced anew through it. Some decompositions are known
-by name, for those who cannot send functions. They take what the operator itself takes.
+A function of the user's gives the decomposition of a call: the call is traced again through it. Some decompositions are
+available by name, for users who cannot send functions. They take the operator's own arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Decomposition: TypeAlias = Callable[..., Any]
 
 
 def decompose(rules: Mapping[Any, Decomposition]) -> Decompose:
-    """Return the pass that takes operators apart.
+    """Return the pass that decomposes operators.
 
     >>> decompose({F.gelu: lambda x, approximate="none": 0.5 * x * (1 + torch.erf(x * 0.5**0.5))})
 
@@ -50,36 +50,36 @@ def decompose(rules: Mapping[Any, Decomposition]) -> Decompose:
 
 @register_pass("decompose", preserves="tolerance", version="2")
 class Decompose(GraphPass):
-    """Replace operators by what they are made of, traced anew into the program.
+    """Replace operators by their decompositions, traced into the program.
 
-    What is put in stands at the place of the call, in its module and at its line. It is plain work: a call that writes,
-    draws random numbers or may do anything is declined, for nothing of that may be lost, and a decomposition that does
-    any of it is an error.
+    The inserted nodes are at the call's position, with its module and its source line. They are plain work: a call that
+    writes, draws random numbers or may do anything is declined, since none of that may be lost, and a decomposition
+    that does any of it is an error.
     """
 
     rules: Mapping[Any, Decomposition] | None = None
-    """The function that each operator is made of; functions do not travel."""
+    """The function that decomposes each operator; functions cannot be sent."""
     operators: tuple[str, ...] = ()
-    """Names of operators that the library knows how to take apart: gelu, hardswish, leaky_relu, mish, silu."""
+    """Names of operators that the library can decompose itself: gelu, hardswish, leaky_relu, mish, silu."""
 
     def __post_init__(self) -> None:
-        """Take names in any sequence.
+        """Accept names in any sequence.
 
         Raises:
             ValueError: a name is unknown.
-            TypeError: what is given is no function, no sequence of names, or no mapping.
+            TypeError: a value is not a function, a sequence of names, or a mapping.
         """
         if not isinstance(self.operators, (tuple, list)):
-            raise TypeError(f"operators is {self.operators!r}, and no tuple of names")
+            raise TypeError(f"operators is {self.operators!r}, which is not a tuple of names")
         if self.rules is not None and not isinstance(self.rules, Mapping):
-            raise TypeError(f"rules is {self.rules!r}, and no mapping")
+            raise TypeError(f"rules is {self.rules!r}, which is not a mapping")
         object.__setattr__(self, "operators", tuple(self.operators))
         for name in self.operators:
             if name not in DECOMPOSITIONS:
                 raise ValueError(f"no decomposition is called {name!r}; there are: {', '.join(sorted(DECOMPOSITIONS))}")
         for target, function in (self.rules or {}).items():
             if not callable(function):
-                raise TypeError(f"the decomposition of {target!r} is {function!r}, and no function")
+                raise TypeError(f"the decomposition of {target!r} is {function!r}, which is not a function")
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
@@ -89,7 +89,7 @@ class Decompose(GraphPass):
 
 
 class _Work:
-    """One program, and what to take apart in it."""
+    """One program, and the operators to decompose in it."""
 
     def __init__(self, module: GraphModule, rules: Mapping[Any, Decomposition]) -> None:
         self._module, self._rules = module, rules
@@ -171,7 +171,7 @@ class _Work:
             self._replacements.erase(node)
 
     def _input(self, node: Node, value: Node | str) -> Node:
-        """Return a value of the program, or read a parameter or buffer for the place of a node."""
+        """Return a value of the program, or read a parameter or buffer at the position of a node."""
         if isinstance(value, Node):
             return value
         with self._module.graph.inserting_before(node):
@@ -181,7 +181,7 @@ class _Work:
 
 
 def _item(user: Node, made: Retraced) -> int | None:
-    """Return which of several results a node takes; None if it takes them otherwise than one by one."""
+    """Return which of several results a node takes; None if it does not take a single one."""
     place = user.args[1] if user.target is getitem else None
     return place if isinstance(place, int) and 0 <= place < len(made.snippet.outputs) else None
 
@@ -216,17 +216,17 @@ DECOMPOSITIONS: Mapping[str, Mapping[Any, Callable[..., Any]]] = {
     "hardswish": {F.hardswish: _hardswish, torch.ops.aten.hardswish: _hardswish},
     "leaky_relu": {F.leaky_relu: _leaky_relu, torch.ops.aten.leaky_relu: _leaky_relu},
 }
-"""The operators that each name takes apart, in all their forms."""
+"""The operators that each name decomposes, in all their forms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraced:
-    """What one call is made of. The inputs are nodes of the program, or paths of parameters and buffers, by name."""
+    """The decomposition of one call; its inputs are nodes of the program, or paths of parameters and buffers."""
 
     snippet: Snippet
     inputs: Mapping[str, Node | str]
     several: bool
-    """Whether it gives a tuple."""
+    """Whether it returns a tuple."""
 
     @property
     def values(self) -> list[Node]:
@@ -235,7 +235,7 @@ class Retraced:
 
 
 class Retracing:
-    """Traces calls of one program; those that differ in nothing but their nodes are made of the same: traced once."""
+    """Traces calls of one program; calls that differ only in their nodes are traced once."""
 
     def __init__(self, state: Mapping[int, str]) -> None:
         """Trace nothing yet; `state` has the paths of parameters and buffers that functions may read, by identity."""
@@ -249,12 +249,12 @@ class Retracing:
 
         Args:
             function: what to run.
-            args: of the call: nodes and literals, and a module, if the function takes one.
-            kwargs: of the call.
-            where: how errors call the place.
+            args: positional arguments of the call: nodes and literals, and a module, if the function takes one.
+            kwargs: keyword arguments of the call.
+            where: the location to name in errors.
 
         Raises:
-            PassError: it raises, holds a tensor of its own, or does more than plain work.
+            PassError: the function raises, holds a tensor of its own, or does more than plain work.
         """
         places: dict[Node, Any] = {}
         given = map_arg((tuple(args), dict(kwargs)), lambda node: places.setdefault(node, _Place(len(places))))
@@ -271,14 +271,14 @@ class Retracing:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a node among those of a call."""
+    """Stands for a node, by its position among the nodes of a call."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traced:
-    """What calls of one kind are made of, whatever their nodes."""
+    """The decomposition of calls of one kind, whatever their nodes."""
 
     snippet: Snippet
     inputs: Mapping[str, _Place | str]

@@ -1,4 +1,4 @@
-"""Compute once what every forward would compute alike: what follows from parameters, buffers and literals alone."""
+"""Compute once what every forward would compute alike: values that depend only on parameters, buffers and literals."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from fxlib.runtime.submodules import submodule
 
 @register_pass("fold_constants", preserves="bitwise", needs=frozenset({"weights", "eval_mode"}))
 class FoldConstants(GraphPass):
-    """Hold values that are computed from parameters, buffers and literals alone, instead of computing them each time.
+    """Store values that are computed from parameters, buffers and literals alone, instead of recomputing them.
 
-    Values that are written to or returned are computed as before, and so are views of what the module holds, which cost
-    nothing. The bits are those of this machine, where the module would compute them.
+    Values that are written to or returned are computed as before, and so are views of the module's own tensors, which
+    cost nothing. The bits are those that the module would compute on this machine.
     """
 
     max_bytes: int = 64 << 20
-    """Bytes of all values that are computed, together."""
+    """Maximum bytes of all computed values together."""
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
@@ -73,7 +73,7 @@ def _hold(module: GraphModule, node: Node, constant: Constant) -> None:
 
 
 def _write_out(node: Node, number: float) -> int:
-    """Let users have the number itself; those that call a method of it need the node."""
+    """Let users take the number itself; users that call a method of it need the node."""
     users = [user for user in node.users if user.op != "call_method" or user.args[0] is not node]
     for user in users:
         user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda each: number if each is node else each)
@@ -81,7 +81,7 @@ def _write_out(node: Node, number: float) -> int:
 
 
 def _erase_unused(module: GraphModule, found: dict[Node, Constant]) -> None:
-    """Take out what only served to compute what is held now. It had no effects, or it would be no constant."""
+    """Remove nodes that only served to compute the stored values. They have no effects, or were not constant."""
     for node in reversed(found):
         if not node.users:
             module.graph.erase_node(node)
@@ -99,7 +99,7 @@ _MOVING = frozenset(
         *("scalar_tensor", "masked_fill", "slice_scatter", "select_scatter", "copy"),
     }
 )
-"""Operators whose result holds numbers that they were given, rounded to another dtype at most."""
+"""Operators whose result holds numbers from their arguments, at most rounded to another dtype."""
 _CASTS = frozenset({"to", "type", "_to_copy", "float", "double", "half", "bfloat16"})
 _ELSEWHERE = frozenset({"cuda", "cpu", "pin_memory", "xpu", "ipu"})
 
@@ -109,17 +109,17 @@ _MODULES = (nn.Embedding, nn.Identity)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Constant:
-    """What a node's value always is, and the weights behind it."""
+    """The constant value of a node, and the weights behind it."""
 
     value: Any
     sources: frozenset[str]
     held: bool = False
-    """Whether it is, or views, memory of the module's own."""
+    """Whether the value is, or is a view of, memory of the module's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
-    """What is known of a value before it is computed."""
+    """The facts about a value before it is computed."""
 
     nbytes: int
     floating: bool
@@ -127,24 +127,24 @@ class _Result:
 
 @dataclass(slots=True, kw_only=True)
 class Constants:
-    """The values known, by node, in the program's order, and the nodes whose values might have been known."""
+    """The known values by node, in program order, and the nodes whose values might have been known."""
 
     of: dict[Node, Constant] = field(default_factory=dict)
     declined: list[Declined] = field(default_factory=list)
 
 
 def constants(module: GraphModule, effects: Effects, *, max_bytes: int) -> Constants:
-    """Compute what is the same in every forward; what is computed takes `max_bytes` at most, all of it together.
+    """Compute values that are the same in every forward, `max_bytes` of them at most, all together.
 
-    Sizes are known before anything is computed, by fake tensors. What adds up floating-point numbers is left out, as
-    its rounding depends on the machine and its threads, and so are moves between devices and what depends on torch's
-    defaults.
+    Fake tensors give the sizes before anything is computed. Operators that sum floating-point numbers are left out, as
+    their rounding depends on the machine and its threads, and so are moves between devices and operators that depend on
+    torch's defaults.
     """
     return _Evaluation(module, effects, max_bytes).run()
 
 
 class _Evaluation:
-    """One walk over the program, in which nodes of constants become constants."""
+    """One walk over the program, in which nodes whose inputs are constants become constants."""
 
     def __init__(self, module: GraphModule, effects: Effects, max_bytes: int) -> None:
         self._module, self._effects = module, effects
@@ -208,7 +208,7 @@ class _Evaluation:
         self._left -= 0 if held else _bytes(value)
 
     def _refusal(self, node: Node, operator: Operator) -> Reason | None:
-        """Return why the value may be another one elsewhere, or is too large to be computed; None if it is neither."""
+        """Return why the value may differ elsewhere, or is too large to be computed; None if neither."""
         given = arguments_of(node) if node.op == "call_function" else dict(node.kwargs)
         told = [*node.args, *node.kwargs.values(), *given.values()]
         if operator.name in _ELSEWHERE or (
@@ -231,10 +231,10 @@ class _Evaluation:
         return None if exact or pointwise else Reason.SUM_ORDER
 
     def _result(self, node: Node, *, pointwise: bool) -> _Result | None:
-        """Return what a node's value will be like; None if that cannot be known without values, or it has none.
+        """Return the facts about a node's value; None if they depend on values, or there is no value.
 
-        What works on each number by itself gives like results for any literals of one type, and fake tensors take
-        fifty times as long as the work itself on small ones: so each kind of call is tried once.
+        A pointwise operator gives results of the same shape and dtype for any literals of one type, and fake tensors
+        take fifty times as long as the work itself on small tensors, so each kind of call is tried once.
         """
         given = map_arg((node.args, node.kwargs), lambda each: self._found.of[each].value)
         leaves, structure = pytree.tree_flatten(given)
@@ -265,7 +265,7 @@ class _Evaluation:
 
 
 def _likeness(value: Any, *, literal: bool) -> Hashable:
-    """Return what decides the shape and dtype of results: of a tensor its own, of a literal its type, or itself."""
+    """Return what decides the shape and dtype of results: those of a tensor, the type of a literal, or the literal."""
     if isinstance(value, torch.Tensor):
         strides = value.stride() if value.layout is torch.strided else None
         return "tensor", type(value), value.dtype, value.device, value.layout, tuple(value.shape), strides
@@ -293,7 +293,7 @@ def _is_floating(value: Any) -> bool:
 
 @functools.cache
 def _is_pointwise(target: Any, name: str) -> bool:
-    """Whether each number of the result is computed by itself."""
+    """Return whether each number of the result is computed independently."""
     overloads = [target] if isinstance(target, torch._ops.OpOverload) else _overloads(name.rstrip("_"))
     return bool(overloads) and all(torch.Tag.pointwise in each.tags for each in overloads)
 
@@ -305,6 +305,6 @@ def _overloads(name: str) -> list[Any]:
 
 
 def _takes_a_tensor_first(overload: Any) -> bool:
-    """Whether it is no overload for numbers, lists or strings, which bear the same names."""
+    """Return whether it is not an overload for numbers, lists or strings, which have the same names."""
     arguments = overload._schema.arguments
     return bool(arguments) and arguments[0].type.kind() == "TensorType"

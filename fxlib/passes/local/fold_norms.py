@@ -1,7 +1,7 @@
 """Fold batch norms into the linear layers and convolutions beside them.
 
-The pass reads a batch norm that uses the statistics it holds as a scale and a shift for each channel, in whichever form
-it is written; it decides which of them may become part of the layer beside it; and it scales that layer's weights.
+The pass reads a batch norm with fixed statistics, in any form, as a scale and a shift for each channel, decides which
+norms may be folded into an adjacent layer, and scales that layer's weights.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Folded = tuple[torch.Tensor, torch.Tensor]
 
 @register_pass("fold_norms", preserves="tolerance", needs=frozenset({"weights", "eval_mode"}), version="3")
 class FoldNorms(GraphPass):
-    """Let linear layers and convolutions do the work of the batch norms right before and after them.
+    """Fold batch norms into the linear layers and convolutions right before and after them.
 
     With `scale = weight / sqrt(variance + eps)` and `shift = bias - mean * scale`, a norm after a layer `Wx + b` makes
     it `(scale W) x + (scale b + shift)`, and a norm before it makes it `(W scale) x + (W shift + b)`. Weights are
-    computed in float64 and rounded once. They are the rewritten module's own: each call of a layer that is called
-    twice gets those of its own norms, and the module's parameters stay as they are.
+    computed in float64 and rounded once. The new weights belong to the rewritten module: if a layer is called twice,
+    each call gets weights for its own norms, and the module's parameters stay unchanged.
     """
 
     @override
@@ -91,7 +91,7 @@ def fold(chain: Chain, norms: Mapping[Norm, ScaleAndShift]) -> Folded:
 
 
 def _spread(layer: Affine, figures: torch.Tensor, *, over: Literal["inputs", "outputs"]) -> torch.Tensor:
-    """Give a figure for each channel the shape in which it meets the layer's weight."""
+    """Reshape one figure per channel so that it broadcasts with the layer's weight."""
     rows, columns, *kernel = layer.weight.tensor.shape
     ones = [1] * len(kernel)
     if (over == "inputs") == (layer.kind == "transposed"):
@@ -101,12 +101,12 @@ def _spread(layer: Affine, figures: torch.Tensor, *, over: Literal["inputs", "ou
 
 
 def _is_finite(values: torch.Tensor) -> bool:
-    """Whether all values are: surely where their sum is, which is sooner known."""
+    """Return whether all values are finite, which is certain, and faster to check, if their sum is."""
     return math.isfinite(values.sum().item()) or bool(values.isfinite().all())
 
 
 def _key(chain: Chain) -> tuple[object, ...]:
-    """What decides the folded values: calls that are alike in it share them."""
+    """Return a key of the folded values: calls with the same key share them."""
     layer, norms = chain.layer, (*([chain.before] if chain.before is not None else []), None, *chain.after)
     weights = [(norm.mean, norm.variance, norm.weight, norm.bias) for norm in norms if norm is not None]
     held = tuple(None if each is None else id(each.tensor) for each in (layer.weight, layer.bias, *sum(weights, ())))
@@ -114,13 +114,13 @@ def _key(chain: Chain) -> tuple[object, ...]:
 
 
 def _hold(module: GraphModule, chain: Chain, folded: Folded) -> tuple[str, str]:
-    """Give the module weight and bias, and return their names."""
+    """Store weight and bias in the module, and return their names."""
     name = chain.layer.weight.name.removesuffix("weight").rstrip("._") or "layer"
     return hold(module, f"{name}.folded.weight", folded[0]), hold(module, f"{name}.folded.bias", folded[1])
 
 
 def _rewrite(module: GraphModule, chain: Chain, names: tuple[str, str]) -> None:
-    """Let the node of the chain's result be the layer with the folded weights, in the place of the layer."""
+    """Replace the node of the chain's result by the layer with the folded weights, at the layer's position."""
     layer, node, result = chain.layer, chain.layer.node, chain.result
     sources = frozenset[str]().union(*(each.sources for each in chain.weights))
     weight, bias = (read(module, name, sources, node) for name in names)
@@ -132,7 +132,7 @@ def _rewrite(module: GraphModule, chain: Chain, names: tuple[str, str]) -> None:
         replace_arguments(node, weight=weight, bias=bias)
         become(result, (node.target, node.args, node.kwargs))
     node.meta[RANK] = layer.rank
-    if result is not node:  # what the layer is to give from now on goes by the name of the last norm
+    if result is not node:  # the layer's new result takes the name of the last norm's
         result.meta.clear()
         result.meta.update(node.meta)
         node.prepend(result)
@@ -149,7 +149,7 @@ _METHODS = frozenset({"dim", "ndimension", "size", "numel", "nelement"})
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Chain:
-    """A layer, the norm right before it, and those right after it, in order."""
+    """A layer, the norm right before it, and the norms right after it, in order."""
 
     layer: Affine
     before: Norm | None = None
@@ -157,7 +157,7 @@ class Chain:
 
     @property
     def norms(self) -> list[Norm]:
-        """All its norms, in the program's order."""
+        """All norms of the chain, in program order."""
         return [*([self.before] if self.before is not None else []), *self.after]
 
     @property
@@ -167,14 +167,14 @@ class Chain:
 
     @property
     def weights(self) -> list[Weight]:
-        """All tensors behind it."""
+        """All tensors that the folded values depend on."""
         own = [self.layer.weight, *([self.layer.bias] if self.layer.bias is not None else [])]
         return [*own, *(each for norm in self.norms for each in norm.weights)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foldable:
-    """What there is to fold, what there is not, and the ranks of inputs that it is true of."""
+    """The chains to fold, the norms that cannot be folded, and the ranks of inputs for which this holds."""
 
     chains: list[Chain]
     declined: list[Declined]
@@ -194,7 +194,7 @@ def foldable(module: GraphModule) -> Foldable:
 
 
 class _Search:
-    """One walk over the program; a norm joins the layer before it, or else waits for the one after it."""
+    """One walk over the program; a norm joins the layer before it, or else waits for the layer after it."""
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
@@ -244,7 +244,7 @@ class _Search:
             chain.before = norm
 
     def _hindered(self, chain: Chain, norm: Norm, channels: int) -> bool:
-        """Whether the norm may not become part of the layer; says why."""
+        """Return whether the norm may not become part of the layer, and record why."""
         reason = self._gradients or self._unsteady(chain, norm) or self._other_dimension(chain.layer, norm, channels)
         if reason is not None:
             self._decline(norm.node, reason, f"{norm.mean.tensor.numel()} against {channels}")
@@ -258,7 +258,7 @@ class _Search:
                 raise PassError(
                     f"needs the values of {each.name}, and they are missing",
                     where=place_of(norm.node),
-                    hint="Load the weights before, or send them along.",
+                    hint="Load the weights first, or send them along.",
                 )
         if any(map(torch.Tensor.is_inference, tensors)) or not counts_updates(self._module, norm):
             return Reason.WEIGHT_UNCOUNTED
@@ -267,7 +267,7 @@ class _Search:
         return self._steadiness.refusal(norm.node, tensors)
 
     def _other_dimension(self, layer: Affine, norm: Norm, channels: int) -> Reason | None:
-        """The channels of a norm are the second dimension: those of the layer, if its input is a batch of them."""
+        """Return why the norm's channels may not be the layer's, as for unbatched inputs; None if they are."""
         rank: Rank | None = norm.rank if norm.rank is not None else self._ranks.get(norm.input)
         if rank is None:
             return Reason.RANK_UNKNOWN
@@ -277,12 +277,12 @@ class _Search:
             raise PassError(
                 f"the norm has {norm.mean.tensor.numel()} channels, and the layer beside it {channels}",
                 where=place_of(norm.node),
-                hint="The model cannot run like this.",
+                hint="The model cannot run as it is.",
             )
         if not fits or known not in (None, layer.rank):
             return Reason.NORM_OTHER_DIMENSION
         carrier = self._ranks.get(norm.input)
-        if isinstance(carrier, Node):  # a norm that insists on its rank refuses other inputs, and the layer may not
+        if isinstance(carrier, Node):  # a norm with a fixed rank rejects other inputs, which the layer may accept
             self.assumed.setdefault(carrier, layer.rank)
         return None
 
@@ -304,7 +304,7 @@ def counts_updates(module: GraphModule, norm: Norm) -> bool:
 
 
 def asks_only(user: Node) -> bool:
-    """Whether a node asks a tensor only for what it has in common with it normalized: rank, sizes, dtype and device."""
+    """Return whether a node reads only what a tensor shares with its normalized form: rank, sizes, dtype and device."""
     if user.op == "call_method":
         return user.target in _METHODS and set(user.all_input_nodes) == {user.args[0]}
     if user.target is getattr:
@@ -313,29 +313,29 @@ def asks_only(user: Node) -> bool:
 
 
 def place_of(node: Node) -> str:
-    """Say where a node is: its name, the module's path, and the line of the model."""
+    """Return where a node is: its name, the module's path, and the line of the model."""
     path = [str(node.target)] if node.op == "call_module" else []
     return ", ".join([node.name, *path, *([str(node.meta["source"])] if "source" in node.meta else [])])
 
 
 _MODULES = {nn.BatchNorm1d: None, nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
-"""And the rank that they insist on."""
+"""Classes of norms, and the rank that they require."""
 _NORMS = tuple(_MODULES)
 _PLAIN = frozenset({F.batch_norm, torch.batch_norm, torch.ops.aten.batch_norm.default})
 _WITH_STATISTICS = frozenset(
     {torch.ops.aten._native_batch_norm_legit_no_training.default, torch.ops.aten.native_batch_norm.default}
 )
-"""Their result is the first of three."""
+"""Operators that return statistics, too; the result is the first of three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Norm:
-    """One batch norm: `(x - mean) / sqrt(variance + eps) * weight + bias`, each of them with a figure for a channel."""
+    """One batch norm: `(x - mean) / sqrt(variance + eps) * weight + bias`, with one figure of each per channel."""
 
     node: Node
     """The node whose value is the normalized tensor."""
     call: Node
-    """The node that computes it, which is another one where the operator returns statistics, too."""
+    """The node that computes it, which differs from `node` if the operator also returns statistics."""
     input: Node
     mean: Weight
     variance: Weight
@@ -343,11 +343,11 @@ class Norm:
     bias: Weight | None
     eps: float
     rank: int | None
-    """The only rank that it takes; None: any from 2 on."""
+    """The only rank that it accepts; None: any from 2 on."""
 
     @property
     def weights(self) -> list[Weight]:
-        """All tensors behind it."""
+        """All tensors of the norm."""
         return [each for each in (self.mean, self.variance, self.weight, self.bias) if each is not None]
 
 
@@ -356,9 +356,9 @@ ScaleAndShift = tuple[torch.Tensor, torch.Tensor]
 
 @torch.no_grad()
 def scales_and_shifts(norms: Iterable[Norm]) -> dict[Norm, ScaleAndShift]:
-    """Return each norm as `x * scale + shift`, in float64, with a figure for each channel.
+    """Return each norm as `x * scale + shift`, in float64, with one figure per channel.
 
-    Those of a kind are computed together: a tensor is small, and there may be thousands.
+    Norms of one kind are computed together: the tensors are small, and there may be thousands.
     """
     kinds: dict[Hashable, list[Norm]] = {}
     for norm in norms:
@@ -383,7 +383,7 @@ def _joined(weights: Sequence[Weight]) -> torch.Tensor:
 
 
 def norm_of(module: GraphModule, node: Node) -> Norm | Reason | None:
-    """Return what a node is as a norm; the reason why it is none of a fixed scale and shift; None if it is no norm."""
+    """Return a node as a norm; the reason if its scale and shift are not fixed; None if it is not a norm."""
     if node.op == "call_module":
         called = submodule(module, str(node.target))
         if not isinstance(called, _NORMS):

@@ -1,4 +1,4 @@
-"""Hand stretches of local work to a compiler, which compiles them where the module runs."""
+"""Give sections of local work to a compiler, which compiles them where the module runs."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ _OURS = frozenset(each.function for each in OPERATORS)
 _BY_VALUE = frozenset(
     {"nonzero", "masked_select", "unique", "unique_consecutive", "item", "tolist", "argwhere", "where"}
 )
-"""Operators, by name, whose results have sizes, or are numbers, that depend on values; of `where`, one form has."""
+"""Names of operators whose results are numbers, or have sizes, that depend on values; `where` has one such form."""
 _DIVISIONS = frozenset({"floordiv", "truediv", "mod", "floor_divide", "remainder", "fmod"})
 _DROPOUT = nn.modules.dropout._DropoutNd
 
 
 @register_pass("lower", preserves="tolerance")
 class Lower(GraphPass):
-    """Hand stretches of local work to a compiler: each between two calls, blocks or opaque callables is one part.
+    """Give local work to a compiler: each section between two calls, blocks or opaque callables is one part.
 
-    The graph itself stays as it is, and so does the order of its nodes, so that no part ties work before a wait to
-    work behind it. Nothing compiled travels: the worker compiles parts for its trial, the launcher for its own run, on
-    the first forward of each kind of inputs. A part that cannot be compiled, or not by the version of the compiler that
-    was measured, runs as it is, with a warning. The pass comes last: what later passes move between the nodes of a part
-    divides it.
+    The graph and the order of its nodes stay unchanged, so no part ties work before a wait to work behind it. Compiled
+    code does not travel: the worker compiles parts for its trial, the launcher for its own run, on the first forward of
+    each kind of inputs. A part that cannot be compiled, or not by the version of the compiler that was measured, runs
+    uncompiled, with a warning. The pass must come last: a node that a later pass moves between the nodes of a part
+    divides the part.
     """
 
     backend: str = "inductor"
-    """"inductor" (training, too), "inductor_freezing", "openvino" or "onnxruntime"; the last three hold the
-    weights, and so are for modules in eval mode, without gradients, whose weights stay as they are."""
+    """The compiler: "inductor" (training, too), "inductor_freezing", "openvino" or "onnxruntime"; the last three store
+    the weights, and so are for modules in eval mode, without gradients, whose weights do not change."""
     least_nodes: int = 3
-    """Parts of fewer operators stay as they are: to call them costs more than is gained."""
+    """Minimum number of operators in a part; calling a smaller part costs more than it gains."""
 
     def __post_init__(self) -> None:
-        """Take the backends that there are.
+        """Check that the backend exists.
 
         Raises:
-            ValueError: there is none of that name.
+            ValueError: no backend has that name.
         """
         if self.backend not in BACKENDS:
             raise ValueError(f"no backend is called {self.backend!r}; there are {', '.join(BACKENDS)}")
@@ -90,13 +90,13 @@ class Lower(GraphPass):
 
 
 class _Search:
-    """Finds the stretches of a program that a compiler can be given."""
+    """Finds the sections of a program that can be given to a compiler."""
 
     def __init__(self, module: GraphModule, effects: Effects, *, keeps_weights: bool) -> None:
         self._module, self._effects = module, effects
         self._steadiness = Steadiness(module, effects) if keeps_weights else None
         self._writers = defaultdict[int, set[Node]](set)
-        """The nodes that write to memory, by its class."""
+        """The nodes that write to memory, by its alias class."""
         for node, does in zip(effects.nodes, effects.per_node, strict=True):
             for each in () if self._writes_nothing(node) else does.writes:
                 if isinstance(each, Storage):
@@ -104,7 +104,7 @@ class _Search:
         self.blocked = Reason.MODE_BLOCKS if keeps_weights and not may_leave_gradients(module) else None
 
     def parts(self) -> Iterator[Sequence[Node]]:
-        """Yield stretches of neighbours, each without a node that would have to be taken out of it again."""
+        """Yield sections of adjacent nodes, without any node that would have to be removed again."""
         part: list[Node] = []
         for node in self._effects.nodes:
             if self._takes(node):
@@ -115,7 +115,7 @@ class _Search:
         yield from self._divided(part)
 
     def _divided(self, part: Sequence[Node]) -> Iterator[Sequence[Node]]:
-        """Yield a stretch, or what is left of it where some of its nodes cannot be in the part that it would be."""
+        """Yield a section, or what is left of it if some of its nodes cannot be in the part that it would form."""
         if not part:
             return
         misfits = self._misfits(part)
@@ -132,10 +132,10 @@ class _Search:
         yield from self._divided(rest)
 
     def _misfits(self, part: Sequence[Node]) -> set[Node]:
-        """Return the nodes that have to be left out.
+        """Return the nodes that must be left out.
 
-        What is used behind a part has memory of its own, since a compiler gives it that, and nobody writes to it there:
-        autograd may have kept other memory than it would have. A part writes to memory that it has made.
+        Values used behind a part have memory of their own, since the compiler allocates it, and nothing writes to it
+        there: autograd may have saved other memory than it would have. A part writes only to memory that it has made.
         """
         taken, used = inputs_and_results(part)
         aliases, inside = self._effects.aliases, set(part)
@@ -180,12 +180,12 @@ class _Search:
         return self._steadiness is None or self._steadiness.refusal(node, (held,)) is None
 
     def _writes_nothing(self, node: Node) -> bool:
-        """Whether a node rests that would have written to nothing but statistics."""
+        """Return whether a node is in eval mode that would otherwise write only to its statistics."""
         operator = self._effects.behaviours[self._effects.index[node]].operator
         return operator is not None and not operator.writes and self._rests(node)
 
     def _rests(self, node: Node) -> bool:
-        """Whether a node that could draw, or update statistics, does not: its flags are conditions of the capture."""
+        """Return whether a node that could draw or update statistics does not: its flags are capture conditions."""
         if node.op == "call_module":
             called = submodule(self._module, str(node.target))
             return isinstance(called, (_DROPOUT, _NormBase)) and not called.training
@@ -193,10 +193,10 @@ class _Search:
 
 
 def _divides_by_literal(node: Node, name: str) -> bool:
-    """Whether a node divides by a number that stands there, and so raises for no value, as in `size // 2`."""
+    """Return whether a node divides by a literal number, and so raises for no value, as in `size // 2`."""
     return name in _DIVISIONS and len(node.args) == 2 and isinstance(node.args[1], (int, float)) and node.args[1] != 0
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a node's value may be no tensor."""
+    """Return whether a node's value may be something other than a tensor."""
     return node.target in QUERIES or node.target in (getattr, read_attribute)

@@ -1,7 +1,7 @@
-"""Put the replacements of rewrite rules wherever their patterns are found.
+"""Apply rewrite rules: replace each match of a pattern by the rule's replacement.
 
-A pattern is found in whichever way it and the program are written. Whether its replacement may take the place of a
-match is asked of the effects model.
+A pattern matches however it and the program are written. The effects model decides whether the replacement may take the
+place of a match.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from fxlib.utils.text import location_of
 
 _MAX_ROUNDS = 100
 _MAX_GROWTH = 100
-"""The factor by which a program may grow in nodes, where rules are applied again and again."""
+"""Factor by which a program may grow in nodes if rules are applied repeatedly."""
 
 
 @register_pass("rewrite_rules", preserves="tolerance", version="2")
 class RewriteRules(GraphPass):
-    """Replace what the patterns of rules match, wherever nobody could tell but by the rule's own roundings.
+    """Replace the matches of rules where the replacement differs by nothing but the rule's own rounding.
 
-    Rules are applied one after another, each to the program as the one before has left it. Matches do not overlap: the
-    one whose last node comes first in the program wins, and what a rule puts in is not looked at by that rule again in
-    the same round. A match is declined where a value from within it is used elsewhere, or where its work cannot stand
-    at one place for the sake of what lies between.
+    Rules are applied one after another, each to the program as the previous one left it. Matches do not overlap: the
+    one whose last node comes first in the program wins, and in the same round a rule does not match nodes that it
+    inserted itself. A match is declined if a value inside it is used elsewhere, or if the nodes between its own prevent
+    its work from running at one position.
     """
 
     rules: tuple[Rule, ...] = ()
     """The rules, in order."""
     rounds: int = 1
-    """How often to go over the program at most. More than one: until no rule finds anything, and an error if the last
-    round still does."""
+    """Maximum number of rounds over the program. With more than one, rules are applied until none finds anything; it is
+    an error if the last round still does."""
     bitwise: bool = False
-    """Whether the rules keep all results to the bit, gradients included. It is their author's word, which sameness
-    checks hold them to; without it they are held to a tolerance."""
+    """Whether the rules preserve all results to the bit, gradients included. This is their author's word, which the
+    bitwise checks verify; otherwise results are checked against a tolerance."""
 
     def __post_init__(self) -> None:
-        """Take rules in any sequence.
+        """Accept rules in any sequence.
 
         Raises:
-            TypeError: what is given is no sequence.
-            ValueError: what is given is no rule, or there is no round.
-            PassError: a pattern is found in its own replacement, and there is more than one round.
+            TypeError: the value is not a sequence.
+            ValueError: an item is not a rule, or the number of rounds is not valid.
+            PassError: a pattern matches its own replacement, and there is more than one round.
         """
         if not isinstance(self.rules, (tuple, list)):
-            raise TypeError(f"rules is {self.rules!r}, and no tuple of rules")
+            raise TypeError(f"rules is {self.rules!r}, which is not a tuple of rules")
         object.__setattr__(self, "rules", tuple(self.rules))
         if not all(isinstance(each, Rule) for each in self.rules):
-            raise ValueError("rules holds what is no fxlib.Rule")
+            raise ValueError("rules holds something that is not an fxlib.Rule")
         if type(self.rounds) is not int or not 1 <= self.rounds <= _MAX_ROUNDS:
             raise ValueError(f"rounds is {self.rounds!r}; it must be an integer from 1 to {_MAX_ROUNDS}")
         if self.rounds > 1:
@@ -84,13 +84,13 @@ class RewriteRules(GraphPass):
             for rule in self.rules:
                 work.apply(rule)
                 if self.rounds > 1 and len(module.graph.nodes) > most:
-                    hint = "Does one rule put in what another one looks for? Leave one out, or give one round."
+                    hint = "Does one rule insert what another one matches? Leave one out, or use one round."
                     raise PassError(f"rules let the program grow beyond {most} nodes", where=work.last, hint=hint)
             if work.changes == before:
                 break
         else:
             if self.rounds > 1:
-                hint = "Do rules undo one another? Leave one out, or give more rounds."
+                hint = "Do rules undo one another? Leave one out, or use more rounds."
                 raise PassError(
                     f"rules still change the program after {self.rounds} rounds", where=work.last, hint=hint
                 )
@@ -98,7 +98,7 @@ class RewriteRules(GraphPass):
 
 
 class _Work:
-    """One program, and what is known of it until a rule changes it."""
+    """One program, and the analyses of it until a rule changes it."""
 
     def __init__(self, module: GraphModule, *, bitwise: bool) -> None:
         self._module, self._bitwise = module, bitwise
@@ -108,10 +108,10 @@ class _Work:
         self.changes = 0
         self.declined: dict[tuple[str, str], Declined] = {}
         self.last = ""
-        """The rule that was applied last, and its place."""
+        """The rule that was applied last, and its position."""
 
     def apply(self, rule: Rule) -> None:
-        """Apply a rule to the program as it is."""
+        """Apply a rule to the program in its present form."""
         if self._program is None:
             self._program = Program(self._module)
         program, before = self._program, self.changes
@@ -138,7 +138,7 @@ class _Work:
             self._program = self._legality = None
 
     def _known(self) -> Legality:
-        if self._legality is None:  # most patterns are found nowhere
+        if self._legality is None:  # most patterns match nowhere
             self._legality = Legality(self._module, bitwise=self._bitwise)
         return self._legality
 
@@ -161,28 +161,28 @@ class _Work:
 
 
 def _check_ends(rule: Rule) -> None:
-    """Refuse a rule that would find its pattern in what it has just put in, for ever."""
+    """Reject a rule that would match its own replacement again and again."""
     program = Program(GraphModule(torch.nn.Module(), rule.gives.graph))
     for node in program.calls(rule.forms[rule.anchor]):
         if any(True for _ in Search(rule, program).ending_in(node)):
             where = f"rule {rule.name!r}, {location_of(node)} of the replacement"
             hint = "Use rounds=1, or a replacement that does not contain the pattern."
-            raise PassError("the pattern is found in its own replacement, for ever", where=where, hint=hint)
+            raise PassError("the pattern matches its own replacement, without end", where=where, hint=hint)
 
 
 Bound: TypeAlias = dict[Node, Any]
-"""For each node and input of a pattern, the node of the program that it is; for an input, it may be a literal."""
+"""For each node and input of a pattern, the node of the program that it matches; an input may match a literal."""
 _Goal: TypeAlias = tuple[Node, Any]
 _STEPS = 4096
-"""How many nodes are compared at most for one end of a pattern. What is found within fewer is found in linear time;
-more takes a pattern with dozens of operators whose operands may be swapped."""
+"""Maximum number of nodes compared for one end of a pattern. Within this limit, matching takes linear time; only a
+pattern with dozens of operators whose operands may be swapped exceeds it."""
 
 
 class Program:
-    """The nodes of a program by what they call, as they were before any rule was applied to them."""
+    """The nodes of a program by the operator they call, as they were before any rule was applied to them."""
 
     def __init__(self, module: GraphModule) -> None:
-        """Bring every node into its form, in one pass."""
+        """Determine the form of every node, in one pass."""
         forms = Forms(module)
         self._forms = {node: form for node in module.graph.nodes if (form := forms.of(node)) is not None}
         self._calls: dict[Hashable, list[Node]] = defaultdict(list)
@@ -195,27 +195,27 @@ class Program:
         return self._calls.get(form.key, [])
 
     def form(self, node: Node) -> Form | None:
-        """Return the form of a node; None if it has none, or if a rule has made or replaced it."""
+        """Return the form of a node; None if it has none, or a rule has made or replaced it."""
         return self._forms.get(node)
 
     def replace(self, node: Node, by: Node | None) -> None:
-        """Know that a node is no more, and what took its place."""
+        """Record that a node was replaced, and by what."""
         del self._forms[node]
         if by is not None:
             self._became[node] = by
 
     def current(self, value: Any) -> Any:
-        """Return what took the place of a value, if anything did."""
+        """Return the replacement of a value, or the value itself if it was not replaced."""
         while isinstance(value, Node) and value in self._became:
             value = self._became[value]
         return value
 
 
 class Search:
-    """All ways in which a pattern ends in one node of a program, in a fixed order."""
+    """All ways in which a pattern can end in one node of a program, in a fixed order."""
 
     def __init__(self, rule: Rule, program: Program) -> None:
-        """Look for nothing yet."""
+        """Prepare the search for a rule's pattern."""
         self._rule, self._program = rule, program
         self._left = _STEPS
 
@@ -225,7 +225,7 @@ class Search:
         return self._left <= 0
 
     def ending_in(self, node: Node) -> Iterator[Bound]:
-        """Yield what the pattern's nodes are, where its last one is `node`."""
+        """Yield the match of each node of the pattern, with `node` as the match of the last one."""
         return self._solve([(self._rule.anchor, node)], {})
 
     def _solve(self, goals: list[_Goal], bound: Bound) -> Iterator[Bound]:
@@ -256,7 +256,7 @@ class Search:
             yield from self._onward(bound)
 
     def _onward(self, bound: Bound) -> Iterator[Bound]:
-        """Go on to a part of the pattern that the nodes found so far do not need, but have a value in common with."""
+        """Continue with a part of the pattern that the matched nodes do not need, but share a value with."""
         nodes = self._rule.seeks.nodes
         wanted = next(
             (each for each in nodes if each not in bound and any(v in bound for v in each.all_input_nodes)), None
@@ -284,7 +284,7 @@ def _ways(mine: Form, form: Form) -> list[list[_Goal]]:
 
 
 def _pairs(wanted: Any, found: Any) -> list[_Goal] | None:
-    """Return which nodes of the pattern have to be which values for two operands to be alike; None if they are not."""
+    """Return which nodes of the pattern must match which values for two operands to agree; None if they cannot."""
     if isinstance(wanted, Node):
         return [(wanted, found)]
     if wanted is found:
@@ -306,7 +306,7 @@ def _pairs(wanted: Any, found: Any) -> list[_Goal] | None:
 
 
 def _admits(wanted: Node, value: Any) -> bool:
-    """Whether an input of the pattern may stand for a value."""
+    """Return whether an input of the pattern may stand for a value."""
     kind: object = wanted.type
     if kind is torch.Tensor:
         return isinstance(value, Node)
@@ -322,7 +322,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def match_of(module: GraphModule, rule: Rule, bound: Mapping[Node, Any]) -> Match:
-    """Return what a search has found, as guards and the effects model look at it."""
+    """Return the result of a search in the form that guards and the effects model use."""
     return Match(
         module=module,
         nodes=sorted({bound[each] for each in rule.seeks.nodes}),
@@ -332,10 +332,10 @@ def match_of(module: GraphModule, rule: Rule, bound: Mapping[Node, Any]) -> Matc
 
 
 class Legality:
-    """Knows a program as it was, and what rules have put into it since."""
+    """Decides, for the program as it was and the replacements made since, whether rules may be applied."""
 
     def __init__(self, module: GraphModule, *, bitwise: bool) -> None:
-        """Analyse a program; with `bitwise`, gradients are to be added up in the order in which they were."""
+        """Analyse a program; with `bitwise`, gradients must be summed in their original order."""
         effects, self._records = Effects.of(module), records_gradients(module)
         self._motion = Motion(module, effects, keep_gradients=bitwise and self._records)
         self._sharing = Sharing(effects)
@@ -350,7 +350,7 @@ class Legality:
         return None if guard(match) else _declined(match, Reason.GUARD, rule.name)
 
     def _torn(self, match: Match) -> Declined | None:
-        """Return why the match cannot be taken out of the program."""
+        """Return why the match cannot be removed from the program."""
         nodes = set(match.nodes)
         for node in match.nodes:
             outside = next((user for user in node.users if user not in nodes), None)
@@ -360,11 +360,13 @@ class Legality:
                 return _declined(match, reason, node.name)
         within = next((each for each in match.values if each in nodes), None)
         return (
-            None if within is None else _declined(match, Reason.USED_OUTSIDE, f"{within.name}, which goes into it, too")
+            None
+            if within is None
+            else _declined(match, Reason.USED_OUTSIDE, f"{within.name}, which is also an input of it")
         )
 
     def _misplaced(self, match: Match, rule: Rule) -> Declined | None:
-        """Return why its work cannot all be done at one place."""
+        """Return why the work of the match cannot all run at one position."""
         before = insertion(match)
         if late := next((each for each in match.values if not each < before), None):
             return _declined(match, Reason.USED_BEFORE, f"{before.name} uses a result before {late.name} is there")
@@ -376,7 +378,7 @@ class Legality:
         return None if reason is None else _declined(match, reason)
 
     def _told(self, match: Match, rule: Rule) -> Declined | None:
-        """Return by what somebody could tell the replacement from the match."""
+        """Return how the replacement could be distinguished from the match."""
         did, will = rule.seeks.shares, rule.gives.shares
         reason = self._sharing.refusal(match.outputs, match.values, did=did, will=will)
         if reason is not None:
@@ -388,14 +390,14 @@ class Legality:
         return None if _fits(rule, match.inputs) else _declined(match, Reason.LITERAL_UNFIT, rule.name)
 
     def note(self, match: Match, rule: Rule, outputs: Iterable[Node], made: Iterable[Node], before: Node) -> None:
-        """Know that a rule was applied to a match.
+        """Record that a rule was applied to a match.
 
         Args:
-            match: where.
-            rule: which.
-            outputs: what took the place of the match's outputs.
-            made: the nodes that were put in.
-            before: where they were put in.
+            match: the match.
+            rule: the rule.
+            outputs: the values that replaced the match's outputs.
+            made: the nodes that were inserted.
+            before: the node before which they were inserted.
         """
         if rule.gives.shares:
             self._sharing.join(match.outputs, match.values)
@@ -406,14 +408,14 @@ class Legality:
 
 
 def insertion(match: Match) -> Node:
-    """Return the node before which the replacement stands: the last of the match, or an earlier user of its results."""
+    """Return the node before which the replacement goes: the last of the match, or an earlier user of a result."""
     nodes = set(match.nodes)
     users = [user for output in match.outputs for user in output.users if user not in nodes]
     return min([match.nodes[-1], *users])
 
 
 def is_used(match: Match) -> bool:
-    """Whether anything but the match itself uses a result of it: what nobody uses is left to `dead_code`."""
+    """Return whether anything outside the match uses a result of it; unused results are left to `dead_code`."""
     return bool(_used(match))
 
 
@@ -423,7 +425,7 @@ def _used(match: Match) -> set[Node]:
 
 
 def _methods_no_more_used(match: Match, rule: Rule) -> list[Node]:
-    """Return the inputs that are results of methods and that nothing would use any more."""
+    """Return the inputs that are results of methods and would have no user any more."""
     own = [each for each in match.values if each.op == "call_method" and match.alone_uses(each)]
     if not own:
         return own
@@ -440,7 +442,7 @@ def _methods_no_more_used(match: Match, rule: Rule) -> list[Node]:
 
 
 def _fits(rule: Rule, inputs: Mapping[str, Any]) -> bool:
-    """Whether literals stand only where the replacement's operators take any."""
+    """Return whether literals occur only where the replacement's operators accept them."""
     plain: dict[Node, Any] = {each: inputs[str(each.target)] for each in rule.gives.inputs}
     plain = {each: value for each, value in plain.items() if not isinstance(value, Node)}
     if not plain:
@@ -454,7 +456,7 @@ def _fits(rule: Rule, inputs: Mapping[str, Any]) -> bool:
         if not any(True for _ in nodes_in((args, dict(kwargs)))):
             if getattr(node.target, "__module__", None) != "_operator":
                 return False
-            plain[node] = 1.0  # Python's arithmetic on numbers: a number, whichever
+            plain[node] = 1.0  # Python's arithmetic on numbers gives a number in any case
     return plain.keys().isdisjoint(rule.gives.outputs)
 
 

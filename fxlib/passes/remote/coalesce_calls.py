@@ -1,4 +1,4 @@
-"""Let calls to one server travel in one message."""
+"""Send calls to one server in one message."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fxlib.spec.contract import Contract, union
 
 @register_pass("coalesce_calls", preserves="bitwise")
 class CoalesceCalls(GraphPass):
-    """Issue reads of one server together, where none waits for another and none is delayed for the others' sake.
+    """Issue reads of one server together, if none waits for another and none is delayed for the others' sake.
 
-    Each keeps a wait, a result and an error of its own. On the server they run side by side, or as the batched form
-    that their function declares. It takes calls that are split, and leaves methods of RRefs alone.
+    Each read keeps a wait, a result and an error of its own. On the server they run in parallel, or as the batched form
+    that their function declares. The pass works on calls that are split, and leaves methods of RRefs alone.
     """
 
     max_calls: int = 64
-    """The most calls of one message."""
+    """Maximum number of calls in one message."""
     batch_bytes: int = 1 << 20
-    """The most bytes of one message, requests and answers together, by the profile; a larger call goes alone."""
+    """Maximum bytes of one message, requests and answers together, by the profile; a larger call goes alone."""
     declared: bool = True
-    """Whether declared batched forms may be used: not where a profile says that they would keep the server longer."""
+    """Whether declared batched forms may be used, unless a profile says that they would occupy the server longer."""
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
@@ -55,7 +55,7 @@ class CoalesceCalls(GraphPass):
 
 
 def coalesce(issues: Sequence[Node], batched_by: str | None) -> Node:
-    """Replace issues that stand next to each other, each waited for once, by one batch; return its node."""
+    """Replace adjacent issues, each with exactly one wait, by one batch; return its node."""
     first, last, waits = issues[0], issues[-1], [next(iter(issue.users)) for issue in issues]
     calls = tuple((issue.args[1], issue.args[2], issue.args[3]) for issue in issues)
     with first.graph.inserting_after(last):
@@ -64,7 +64,7 @@ def coalesce(issues: Sequence[Node], batched_by: str | None) -> Node:
         batch = first.graph.create_node("call_function", issue_batch, arguments, name=name)
     batch.meta = {key: first.meta[key] for key in ("source", "stack_trace", "nn_module_stack") if key in first.meta}
     batch.meta["contract"] = union(_contracts(issues))
-    # Only once the program has come to its last call does it have the arguments of all.
+    # The program has the arguments of all calls only once it reaches the last call.
     orders = [order for issue in issues if isinstance(order := issue.meta.get("order"), int)]
     if len(orders) == len(issues):
         batch.meta["order"] = max(orders)

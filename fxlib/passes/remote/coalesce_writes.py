@@ -1,9 +1,9 @@
-"""Let writes to one server, and reads between them, travel in one message that runs them in program order.
+"""Send writes to one server, and reads between them, in one message that runs them in program order.
 
-A program that blocks sends a write only once all before it is over, well. Neighbours to one server may share a message
-all the same: the server stops at the first failure, so the second write happens if and only if the first succeeded.
-What stands between them in the program must then be over before the first is sent. Nothing of it may need the first
-one's result or effect, unless it is a read that travels with them.
+A blocking program sends a write only once everything before it has succeeded. Consecutive writes to one server may
+share a message nevertheless: the server stops at the first failure, so the second write happens if and only if the
+first succeeded. Whatever is between them in the program must then end before the first is sent, so none of it may need
+the first one's result or effect, unless it is a read that travels with them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fxlib.runtime.ops.batches import IN_ORDER
 
 @register_pass("coalesce_writes", preserves="bitwise")
 class CoalesceWrites(GraphPass):
-    """Issue consecutive writes to one server together: it stops at the first that fails, as the program would.
+    """Issue consecutive writes to one server together; the server stops at the first failure, as the program would.
 
-    Each keeps a wait, a result and an error of its own. It takes calls that are split.
+    Each write keeps a wait, a result and an error of its own. The pass works on calls that are split.
     """
 
     max_calls: int = 64
-    """The most calls of one message."""
+    """Maximum number of calls in one message."""
     batch_bytes: int = 1 << 20
-    """The most bytes of one message, requests and answers together, as far as a profile tells."""
+    """Maximum bytes of one message, requests and answers together, as far as a profile has them."""
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
@@ -49,7 +49,7 @@ class CoalesceWrites(GraphPass):
 
 
 def gather(issues: Sequence[Node]) -> None:
-    """Replace issues by one batch where the last of them stands; their waits come behind it."""
+    """Replace issues by one batch at the last of them; their waits follow it."""
     waits = [next(iter(issue.users)) for issue in issues]
     previous = coalesce(issues, IN_ORDER)
     for wait in waits:
@@ -68,10 +68,10 @@ def may_write_in_turn(issue: Node) -> bool:
 
 
 def sequences(dependencies: Dependencies, costs: Costs, capacity: Capacity) -> Iterator[tuple[int, ...]]:
-    """Yield the places of issues that may become one and should, at least two, in time linear in nodes and edges.
+    """Yield the positions of issues to merge, at least two each time, in time linear in nodes and edges.
 
-    The first and the last of each write. They stand apart where the first would be answered while the trainer does what
-    stands between them, or a limit is reached.
+    The first and the last of each are writes. Calls stay separate if the first would be answered while the trainer does
+    the work between them, or if a limit is reached.
     """
     program = _Program(dependencies=dependencies, costs=costs, capacity=capacity)
     group = _Group(program)
@@ -89,7 +89,7 @@ def sequences(dependencies: Dependencies, costs: Costs, capacity: Capacity) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Program:
-    """What the walk asks."""
+    """The facts about the program that the walk uses."""
 
     dependencies: Dependencies
     costs: Costs
@@ -97,7 +97,7 @@ class _Program:
 
 
 class _Group:
-    """Calls that travel together, as far as the walk has come. Times are seconds from the first issue."""
+    """Calls that travel together, as far as the walk has come. Times are in seconds from the first issue."""
 
     def __init__(self, program: _Program) -> None:
         self._program = program
@@ -105,31 +105,31 @@ class _Group:
         self._calls: list[CallCost] = []
         self._kind: Hashable = None
         self._until = 0
-        """Number of the calls up to the last that writes."""
+        """Number of the calls up to the last write."""
         self._own: set[int] = set()
-        """Places of the calls and of their waits."""
+        """Positions of the calls and of their waits."""
         self._waits: set[Node] = set()
         self._after: set[int] = set()
-        """Nodes that come after one of the calls, and are none of them."""
+        """Nodes that come after one of the calls and are not among them."""
         self._work_s = 0.0
         self._apart_s = 0.0
-        """When the calls would be over, each sent as soon as the program comes to it."""
+        """Time at which the calls would end if each were sent as soon as the program reaches it."""
 
     def takes(self, place: int, node: Node) -> bool:
-        """Whether one more call may and should travel with the others."""
+        """Return whether one more call may and should travel with the others."""
         if kind_of_message(node) != self._kind or len(self.places) >= self._program.capacity.calls:
             return False
         if self._after and may_write_in_turn(node):
-            return False  # the message would leave here, and what has stood before is to follow its answers
+            return False  # the message would leave here, and earlier work must follow its answers
         for source, why in self._program.dependencies.before(place):
             if source in self._after or (source in self._own and why not in _KEPT):
                 return False
         if not may_write_in_turn(node) and self._own.isdisjoint(self._program.dependencies.sources(place)):
-            return False  # a read that need not wait for the writes goes its own way
+            return False  # a read that need not wait for the writes stays separate
         return self._pays([*self._calls, self._cost(node)])
 
     def add(self, place: int, node: Node) -> None:
-        """Let a call travel with the others."""
+        """Add a call that travels with the others."""
         call = self._cost(node)
         self._apart_s = self._alone_s(call)
         self._kind = kind_of_message(node)
@@ -141,7 +141,7 @@ class _Group:
             self._until = len(self.places)
 
     def pass_by(self, place: int, node: Node) -> None:
-        """Note what another node has to do with the calls."""
+        """Record how another node depends on the calls."""
         if node in self._waits:
             self._own.add(place)
             return
@@ -150,7 +150,7 @@ class _Group:
             self._after.add(place)
 
     def found(self) -> Iterator[tuple[int, ...]]:
-        """Yield the calls if they are several; reads after the last write stay apart, side by side."""
+        """Yield the calls if there are several; reads after the last write stay separate, in parallel."""
         if self._until > 1:
             yield tuple(self.places[: self._until])
 

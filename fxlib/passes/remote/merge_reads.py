@@ -1,7 +1,7 @@
 """Make each read of a server once.
 
-A read is made twice where an earlier one asks for the same, and nothing between them could make another answer of it;
-whether one result may serve for both depends on what becomes of the results.
+A read is redundant if an earlier one asks for the same, and nothing between them could change the answer; whether one
+result may serve for both depends on what becomes of the results.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from fxlib.spec.report import CallReport
 
 @register_pass("merge_reads", preserves="bitwise", version="2")
 class MergeReads(GraphPass):
-    """Let a read that repeats an earlier one share its result, where no result is changed, escapes or takes a gradient.
+    """Let a read that repeats an earlier one share its result, if no result is changed, escapes or takes a gradient.
 
-    That a result takes no gradient must be known: its values are used as integers or without a gradient, no gradients
-    are recorded where it is made, or a profile has seen it come without one.
+    It must be known that a result takes no gradient: its values are used as integers or without a gradient, no
+    gradients are recorded where it is made, or it came without a gradient in a profile.
     """
 
     @override
@@ -48,7 +48,7 @@ class MergeReads(GraphPass):
 
 
 def merge(duplicate: Duplicate) -> None:
-    """Take out the later call; the earlier one stands for it from now on."""
+    """Remove the later call; the earlier one stands for it from now on."""
     call, earlier = duplicate.call, duplicate.earlier
     stands_for = (*earlier.meta.get(MERGED, ()), call_name(call), *call.meta.get(MERGED, ()))
     for node, kept in {result_of(call): result_of(earlier), call: earlier}.items():
@@ -76,9 +76,9 @@ def _report(duplicate: Duplicate) -> CallReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicate:
-    """A call that reads what an earlier one has read. `refusal` is why the one result may not serve for both.
+    """A call that reads what an earlier one has read. `refusal` says why one result may not serve for both.
 
-    Calls are named by their issues, where they are split.
+    Calls that are split are named by their issues.
     """
 
     call: Node
@@ -87,10 +87,11 @@ class Duplicate:
 
 
 def duplicates(module: GraphModule, dependencies: Dependencies, profile: Profile | None) -> Iterator[Duplicate]:
-    """Yield the reads of a program that repeat an earlier one, with nothing between that it could notice.
+    """Yield the reads of a program that repeat an earlier one, with nothing between that could change the answer.
 
-    Calls in their blocking form count, and calls that were split; those that the program itself issues do not. Same
-    server, function, arguments and timeout: the same values, not only equal ones, and none written in between.
+    Calls in their blocking form count, and calls that were split, but not calls that the program itself issues. Two
+    reads are the same if they have the same server, function, arguments and timeout; arguments must be the same values,
+    not only equal ones, and not be written in between.
     """
     nodes = dependencies.effects.nodes
     kinds = {place: frozen(node.args) for place, node in enumerate(nodes) if _is_read(node)}
@@ -104,12 +105,12 @@ def duplicates(module: GraphModule, dependencies: Dependencies, profile: Profile
 
 
 def result_of(call: Node) -> Node:
-    """Return the node whose value is the result of a call that `duplicates` has named: its wait, where it is split."""
+    """Return the node whose value is the result of a call from `duplicates`: its wait, if it is split."""
     return next(iter(call.users)) if call.target is ops.issue_call else call
 
 
 class _Results:
-    """What becomes of the results of calls."""
+    """The uses of the results of calls."""
 
     def __init__(self, module: GraphModule, dependencies: Dependencies, profile: Profile | None) -> None:
         effects = dependencies.effects
@@ -121,7 +122,7 @@ class _Results:
         self._without_grad = _without_grad(module, effects.nodes)
 
     def refusal(self, result: Node) -> Reason | None:
-        """Return why a result may not be shared with another call of the same; None if it may."""
+        """Return why a result may not be shared with another identical call; None if it may."""
         found = self._escapes.refusal(result)
         if found is Reason.VALUE_WRITTEN or self._effects.aliases.of(result) in self._handed_on:
             return Reason.RESULT_CHANGED
@@ -156,7 +157,7 @@ def _is_split(node: Node) -> bool:
 
 
 def _hands_on(node: Node) -> bool:
-    """Whether the node calls unknown code, which gets its arguments in this very process for all that is known."""
+    """Return whether the node calls unknown code, which may keep its arguments in this process."""
     return (is_call(node) or node.target in {ops.issue_call, ops.start_call}) and contract_of_call(node) is None
 
 
@@ -174,7 +175,7 @@ def _without_grad(module: GraphModule, nodes: Iterable[Node]) -> set[Node]:
 
 
 def _may_require_grad(returns: object) -> bool:
-    """Whether a tensor of a recorded result took a gradient: it came with an autograd history of its own."""
+    """Return whether a tensor of a recorded result took a gradient, as it came with an autograd history of its own."""
     if isinstance(returns, TensorShape):
         return returns.requires_grad
     if isinstance(returns, dict):

@@ -1,8 +1,8 @@
-"""Put calls and work into an order in which they overlap, and say what keeps the rest of a call's time exposed.
+"""Put calls and work into an order in which they overlap, and report why the rest of a call's time is exposed.
 
-The simulated step says when each call was issued, served and waited for. Whichever part of its way makes the trainer
-stand still the longest is its limit: a queue on the server, the transfer, the issue that had to wait for something, or,
-where none of these does, that no work is left to hide it behind.
+The simulated step says when each call was issued, served and waited for. A call is limited by whichever part of its way
+makes the trainer stand still the longest: a queue on the server, the transfer, an issue that had to wait for something,
+or, if none of these, the lack of work to hide it behind.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from fxlib.runtime.ops.record import call_name
 from fxlib.spec.report import Action, CallReport
 
 _HIDDEN_SHARE = 0.1
-"""A call of whose way, or of the step, no more than this is exposed counts as hidden."""
+"""Share of a call's way, or of the step, up to which exposed time counts as hidden."""
 _MOST_SHARE = 0.5
-"""Share of the exposed time from which a part of the call's way is taken for its limit."""
+"""Share of the exposed time from which a part of the call's way counts as its limit."""
 
 
 @register_pass("overlap_calls", preserves="bitwise", version="3")
 class OverlapCalls(GraphPass):
     """Issue calls as early, and wait for them as late, as effects, the order of gradients and the limits allow.
 
-    What comes first is decided by the costs of nodes and calls: from the profile where there is one. A graph in which
-    no call gains anything keeps its order. The limits are those of `scheduling.schedule`; the captured module
-    enforces those on calls and bytes in flight once more, as it runs.
+    The costs of nodes and calls decide what comes first; they come from the profile if there is one. A graph in which
+    no call gains anything keeps its order. The limits are those of `scheduling.schedule`; the captured module enforces
+    the limits on calls and bytes in flight again as it runs.
     """
 
     memory_bytes: int | None = None
-    """The most bytes held at once above what the program holds in its own order; None: no limit."""
+    """Maximum bytes held at once above what the program holds in its own order; None: no limit."""
     calls_in_flight: int | None = None
-    """Messages under way to each destination; None: no limit."""
+    """Maximum number of messages in flight to each destination; None: no limit."""
     bytes_in_flight: int | None = None
-    """The most bytes of arguments and results in flight to each destination; None: no limit."""
+    """Maximum bytes of arguments and results in flight to each destination; None: no limit."""
 
     def __post_init__(self) -> None:
-        """Refuse limits that nothing could keep."""
+        """Reject limits that nothing could meet."""
         for name in ("memory_bytes", "calls_in_flight", "bytes_in_flight"):
             value, least = getattr(self, name), 0 if name == "memory_bytes" else 1
             if value is not None and (not isinstance(value, int) or value < least):
@@ -59,7 +59,7 @@ class OverlapCalls(GraphPass):
 
     @property
     def limits(self) -> Limits:
-        """The options, as the scheduler takes them."""
+        """The options as limits of the scheduler."""
         return Limits(
             memory_bytes=self.memory_bytes,
             calls_in_flight=self.calls_in_flight,
@@ -81,7 +81,7 @@ class OverlapCalls(GraphPass):
 
 
 class _Plan:
-    """The scheduler's order, with what overlaps nothing put together again."""
+    """The scheduler's order, with split calls that overlap nothing put together again."""
 
     def __init__(self, dependencies: Dependencies, costs: Costs, schedule: Schedule) -> None:
         self._dependencies = dependencies
@@ -96,7 +96,7 @@ class _Plan:
             self._reordering = Reordering(dependencies, self.order, costs)
 
     def reports(self) -> tuple[CallReport, ...]:
-        """Say what becomes of each call."""
+        """Return a report of what becomes of each call."""
         gains = [(pair, self._reordering.gain(pair)) for pair in self._pairs]
         needed = any(gain is None for _, gain in gains) and not self._schedule.kept
         blame = Blame(self._dependencies, self._reordering) if needed else None
@@ -104,7 +104,7 @@ class _Plan:
         return tuple(_limited(self._report(pair, gain, blame), limits.get(pair.wait)) for pair, gain in gains)
 
     def _limits(self) -> Mapping[int, _Limit]:
-        """Say what keeps each call exposed, where there are measured costs to tell it by."""
+        """Return the reason why each call is exposed, if there are measured costs to tell."""
         if not self._costs.measured:
             return {}
         nodes = self._dependencies.effects.nodes
@@ -172,12 +172,12 @@ def _as_declined(report: CallReport) -> Declined:
 
 
 def _remedy(node: Node, does: NodeEffects) -> str:
-    """Return the declaration that would free a call that moved, but less than it might have."""
+    """Return the declaration that would free a call that moved less far than it might have."""
     return remedy_for(node) if does.commits and contract_of_call(node) is None else ""
 
 
 def set_in_flight_limits(graph: Graph, limits: Limits) -> None:
-    """Put the limits on calls and bytes in flight at the beginning of the forward, in place of those there."""
+    """Put the limits on calls and bytes in flight at the beginning of the forward, replacing those already there."""
     for node in graph.find_nodes(op="call_function", target=limit_in_flight):
         graph.erase_node(node)
     first = next(node for node in graph.nodes if node.op != "placeholder")
@@ -187,7 +187,7 @@ def set_in_flight_limits(graph: Graph, limits: Limits) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limit:
-    """Why a call is exposed, and what the reason's sentence speaks of."""
+    """Why a call is exposed, and the detail for the reason's sentence."""
 
     reason: Reason
     detail: str = ""
@@ -200,13 +200,13 @@ def _limits_on(
     costs: Costs,
     simulation: Simulation,
 ) -> Mapping[int, _Limit]:
-    """Return what limits each call that is still exposed, by the place of its wait.
+    """Return what limits each call that is still exposed, by the position of its wait.
 
     Args:
         pairs: the calls.
-        dependencies: of the program.
-        order: the places of its nodes, as scheduled.
-        costs: what the schedule was planned with.
+        dependencies: the dependencies of the program.
+        order: the positions of its nodes, as scheduled.
+        costs: the costs that the schedule was planned with.
         simulation: the step in that order.
     """
     causes = _Causes(dependencies, order, costs)
@@ -232,7 +232,7 @@ class _Causes:
         self._position = {place: at for at, place in enumerate(order)}
         self._costs = costs
         self._followers: dict[int, tuple[int, Why]] = {}
-        """The first that runs of what depends on each wait, and why it does."""
+        """The first dependent of each wait to run, and why it depends on the wait."""
         waits = {dependencies.effects.index[node] for node in costs.results}
         for place in order:
             for source, why in dependencies.before(place):
@@ -255,7 +255,7 @@ class _Causes:
         return (self._from_above(pair.issue) if late else None) or self._from_below(pair.wait)
 
     def _from_above(self, place: int) -> _Limit | None:
-        """Say what the issue had to wait for: the last that ran of what must come before it."""
+        """Return what the issue had to wait for: of everything that must come before it, what ran last."""
         before = [each for each in self._dependencies.before(place) if not is_idle(self._nodes[each[0]])]
         if not before:
             return None
@@ -264,7 +264,7 @@ class _Causes:
         return _Limit(reason=reason, detail=_name(self._nodes[source]))
 
     def _from_below(self, wait: int) -> _Limit:
-        """Say what the wait had to come before: the first that ran of what must come after it."""
+        """Return what the wait had to come before: of everything that must come after it, what ran first."""
         place, why = self._followers.get(wait, (wait, Why.DATA))
         if why is Why.DATA:
             return _Limit(reason=Reason.LIMITED_BY_WORK)

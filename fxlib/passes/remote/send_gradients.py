@@ -1,4 +1,4 @@
-"""Let gradients of remote results share messages, one for each server, instead of going home one by one."""
+"""Let gradients of remote results share one message to each server, instead of being pushed one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxlib.runtime.ops.record import call_name
 
 @register_pass("send_gradients", preserves="bitwise", version="2")
 class SendGradients(GraphPass):
-    """Send the gradients of remote results, where the program pushes them, in one message to each server."""
+    """Send the gradients of remote results, if the program pushes them, in one message to each server."""
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:

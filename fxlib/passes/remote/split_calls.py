@@ -1,4 +1,4 @@
-"""Split each blocking call into its issue and its wait, next to each other, and fold pairs that still are."""
+"""Split each blocking call into adjacent issue and wait, and fold pairs that are still adjacent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fxlib.passes.infra.base import MERGED, Context, GraphPass, PassResult, regi
 from fxlib.runtime.ops.calls import is_call, is_wait, kind_of
 
 KEPT_BY_ISSUE = ("call", "contract", "order", "source", "stack_trace", "nn_module_stack", MERGED)
-"""Metadata that is true of the call; the rest speaks of its result, and stays with the wait."""
+"""Metadata that belongs to the call; the rest describes its result, and stays with the wait."""
 
 
 @register_pass("split_calls", preserves="bitwise")
 class SplitCalls(GraphPass):
-    """Give every blocking call two halves that other passes can move apart. The wait keeps the call's node and name."""
+    """Split every blocking call into halves that other passes can separate. The wait keeps the call's node and name."""
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
@@ -39,9 +39,9 @@ def split(call: Node) -> Node:
 
 @register_pass("fold_pairs", preserves="bitwise")
 class FoldPairs(GraphPass):
-    """Fold a call that was split for nothing. Calls that the program itself issues and waits for stay as they are.
+    """Fold calls that were split in vain. Calls that the program itself issues and waits for are left alone.
 
-    So do calls of a batch, which are faster together even when all are waited for at once.
+    Calls of a batch are left alone, too: they are faster together even if all are waited for at once.
     """
 
     @override
@@ -53,7 +53,7 @@ class FoldPairs(GraphPass):
 
 
 def _fold(wait: Node) -> None:
-    """Turn the wait into the blocking call, in the place of the wait, and delete the issue."""
+    """Turn the wait into the blocking call, at the wait's position, and delete the issue."""
     kind, issue = kind_of(wait), wait.all_input_nodes[0]
     assert kind is not None and kind.blocking is not None, wait  # noqa: PT018, S101 - callers ask first
     wait.target, wait.args, wait.kwargs = kind.blocking, issue.args, issue.kwargs

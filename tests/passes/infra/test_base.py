@@ -110,7 +110,7 @@ def test_a_pass_may_not_keep_its_changes_to_itself() -> None:
             erase(module, "more")
             return PassResult(module, changes=0)
 
-    with pytest.raises(PassError, match="reports no changes, and changed the graph"):
+    with pytest.raises(PassError, match="reports no changes, but changed the graph"):
         recipes.apply(sample(), recipes.from_passes([("shy", {})]))
 
 
@@ -202,7 +202,7 @@ def test_a_pass_reads_profile_and_workload_from_its_context_and_nothing_is_left_
 
 
 def test_a_pass_that_takes_a_module_alone_runs_for_one_more_release() -> None:
-    with pytest.warns(DeprecationWarning, match=r"Old\.run takes a module alone; write run\(self, module, context\)"):
+    with pytest.warns(DeprecationWarning, match=r"Old\.run takes only a module; write run\(self, module, context\)"):
 
         @register_pass("old", preserves="bitwise")
         class Old(GraphPass):

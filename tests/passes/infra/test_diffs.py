@@ -29,7 +29,7 @@ def test_a_change_is_shown_in_its_place() -> None:
 def test_lines_beyond_the_limit_are_counted() -> None:
     shown = diff_of([], lines(1_000), name="add").splitlines()
     assert len(shown) == MAX_LINES + 1
-    assert shown[-1] == f"... and {1_000 + 3 - MAX_LINES:,} lines more"
+    assert shown[-1] == f"... and {1_000 + 3 - MAX_LINES:,} more lines"
 
 
 def test_a_long_line_is_cut() -> None:
@@ -44,7 +44,7 @@ def test_of_very_many_lines_those_that_came_and_went_are_told_without_their_plac
     assert diff_of(before, after, name="turn").splitlines() == [
         "--- before turn",
         "+++ after turn",
-        "@@ 10,002 lines, now 10,002: where they stand is not shown @@",
+        "@@ 10,002 lines, now 10,002: their positions are not shown @@",
         "-v0 = f(v-1)",
         "+v0 = g()",
     ]

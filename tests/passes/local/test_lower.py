@@ -368,7 +368,7 @@ def test_a_part_travels_as_a_name_which_only_a_recipe_that_lowers_may_bring(towe
     screen(bound, captured, passes={"lower"})
     for name in ("gcc==1", "inductor", "inductor==", "inductor==1 2", "inductor==" + "1" * 61):
         encoded.graph.modules[-1].graph.nodes[1].backend = name
-        with pytest.raises(WireError, match="no backend that this version knows"):
+        with pytest.raises(WireError, match="not a backend that this version knows"):
             wire.decode(encoded.graph, blobs=encoded.blobs)
 
 

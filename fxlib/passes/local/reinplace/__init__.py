@@ -1,4 +1,4 @@
-"""The pass that lets operators write over arguments that nobody needs any more, and all that shows that nobody does.
+"""The pass that lets operators overwrite arguments that are no longer needed, and the analysis that proves it.
 
-Which values may share memory at all is told by `fxlib.analysis.effects.aliases`.
+`fxlib.analysis.effects.aliases` says which values may share memory at all.
 """

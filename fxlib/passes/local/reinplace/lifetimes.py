@@ -1,8 +1,8 @@
-"""Which memory the values of a graph lie in, where exactly, who uses it when, and to whom it belongs.
+"""The memory that the values of a graph lie in: their location in it, its uses over time, and its owner.
 
-A memory is a class of `Aliases`. Unlike a class it has a time: of each use it is known when it ends, which for the
-arguments of a call in flight is at its wait. Views use nothing by themselves; their users do. Where an operator is to
-write over its argument, the memory of its result becomes one with its argument's.
+A memory is a class of `Aliases` with the times at which its uses end; arguments of a call in flight are used until its
+wait. Views use nothing by themselves; their users do. If an operator overwrites its argument, the memory of its result
+is joined with its argument's.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from fxlib.runtime.ops.registry import CROSSING, TRACKERS
 
 _FROM_CALLS = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
 _MOST = 16
-"""Later uses that are looked at, which bounds the time for each operator."""
+"""Maximum number of later uses to examine, which bounds the time for each operator."""
 
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """The memory of one class of values. Times are places in the graph's order."""
+    """The memory of one class of values. Times are positions in the graph's order."""
 
     uses: list[int] = field(default_factory=list)
-    """A heap of the times at which uses end; of those in the past some may be gone."""
+    """A heap of the times at which uses end; some of the past ones may have been removed."""
     last: int = -1
     outside: bool = False
-    """It belongs to the caller, or to the module."""
+    """Whether it belongs to the caller, or to the module."""
     opaque: bool = False
-    """Others may hold on to it, or read it otherwise than the graph says."""
+    """Whether other code may hold it, or read it in ways that the graph does not show."""
     absolute: bool = False
-    """Some use of it counts from the beginning of the storage."""
+    """Whether some use of it counts from the beginning of the storage."""
     recorded: bool = False
-    """Some use of it is recorded for backward, which may need its values."""
+    """Whether some use of it is recorded for backward, which may need its values."""
     returned: bool = False
     joined: Memory | None = None
 
@@ -52,18 +52,18 @@ class Memories:
     """The memories of one graph, which may be joined."""
 
     def __init__(self, module: GraphModule, nodes: Sequence[Node], *, recording: bool, distinct_inputs: bool) -> None:
-        """Find them, in time proportional to nodes and edges.
+        """Find the memories, in time proportional to nodes and edges.
 
         Args:
             module: the module.
             nodes: the nodes of its graph, in order.
             recording: whether the graph begins with gradients being recorded.
-            distinct_inputs: whether inputs, parameters and buffers lie apart if they did at capture.
+            distinct_inputs: whether inputs, parameters and buffers are known not to overlap if they did not at capture.
         """
         lookup = Behaviours(module)
         behaviours = [lookup.of(node) for node in nodes]
         self.stoppers: list[int] = [time for time, each in enumerate(behaviours) if _may_stop(each)]
-        """When the program may stop with an error."""
+        """Positions at which the program may stop with an error."""
         self._nodes = nodes
         self._times: Mapping[Node, int] = {node: time for time, node in enumerate(nodes)}
         aliases = Aliases(module, nodes, behaviours, distinct_inputs=distinct_inputs)
@@ -87,14 +87,14 @@ class Memories:
         return memory
 
     def time(self, node: Node) -> int:
-        """Return the node's place in the graph."""
+        """Return the node's position in the graph."""
         return self._times[node]
 
     def later(self, memory: Memory, time: int, gone: set[int]) -> list[Node]:
-        """Return the nodes whose use of a memory ends after `time`, soonest first.
+        """Return the nodes whose use of a memory ends after `time`, in order of time.
 
-        The graph's output stands for uses that end at no known time, and for all uses after the first few. `time`
-        never decreases from call to call. What is `gone` uses nothing any more.
+        The graph's output stands for uses that end at no known time, and for all uses after the first few. `time` never
+        decreases from call to call. Nodes that are `gone` use nothing any more.
         """
         uses = memory.uses
         while uses and (uses[0] <= time or uses[0] in gone):
@@ -113,7 +113,7 @@ class Memories:
         return [self._nodes[each] for each in sorted(found - gone)]
 
     def join(self, one: Memory, other: Memory) -> Memory:
-        """Make one memory of two."""
+        """Join two memories."""
         if one is other:
             return one
         if len(one.uses) < len(other.uses):
@@ -146,7 +146,7 @@ class Memories:
                 memory.last = max(memory.last, end)
 
     def _end(self, node: Node, part: Part) -> int:
-        """Return when a node no longer uses its arguments: those of a call in flight, when it has been waited for."""
+        """Return when a node stops using its arguments; those of a call in flight are used until its wait."""
         if part is not Part.ISSUE:
             return self._times[node]
         if node.users and all(is_wait(user) for user in node.users):
@@ -155,7 +155,7 @@ class Memories:
 
 
 def makes_views(node: Node) -> bool:
-    """Whether a node does nothing but make views of its first argument, or take one of several that were made."""
+    """Return whether a node only makes views of its first argument, or takes one of several views."""
     if node.target is not getitem:
         return is_view(node.target)
     several = node.args[0]
@@ -175,13 +175,13 @@ def _may_stop(behaviour: Behaviour) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One value: `root` is the node that made the memory, and the layout's offset counts from its storage."""
+    """Location of one value: `root` is the node that made the memory; the layout's offset counts from its storage."""
 
     root: Node
     layout: Layout
 
     def matches(self, other: Place) -> bool:
-        """Whether both are the very same elements in the same order."""
+        """Return whether both are the same elements in the same order."""
         ours, theirs = self.layout, other.layout
         return (
             self.root is other.root
@@ -192,23 +192,23 @@ class Place:
 
 
 class Places:
-    """The places of a graph's values, which change as operators come to write over their arguments."""
+    """The locations of a graph's values, which change as operators come to overwrite their arguments."""
 
     def __init__(self) -> None:
-        """Know of no change."""
+        """Start without any changes."""
         self._roots: dict[Node, Node] = {}
         self._moved: dict[Node, Place | None] = {}
         self._layouts: dict[Node, Layout | None] = {}
         self._regions: dict[Hashable, Layout | None] = {}
 
     def layout(self, node: Node) -> Layout | None:
-        """Return the layout of a value: as the graph's metadata has it, if it was not laid otherwise since."""
+        """Return the layout of a value: the one it was moved to, or else the one in the graph's metadata."""
         if node not in self._layouts:
             self._layouts[node] = layout_of(node)
         return self._layouts[node]
 
     def of(self, node: Node) -> Place | None:
-        """Return a value's place; None if its layout, or where it begins in its storage, is not known."""
+        """Return a value's location; None if its layout, or its beginning in its storage, is unknown."""
         if node in self._moved:
             return self._moved[node]
         layout = self.layout(node)
@@ -223,20 +223,20 @@ class Places:
         return Place(root=base.root, layout=_shifted(layout, _offset(base.layout) - made.offset))
 
     def move(self, node: Node, to: Node) -> None:
-        """Let a value that had memory of its own lie where another does from now on, and its views with it."""
+        """Move a value that had memory of its own to the location of another one, and its views with it."""
         self._moved[node] = self.of(to)
 
     def relay(self, layouts: Mapping[Node, Layout]) -> None:
-        """Let values lie in other layouts from now on than the graph's metadata has it."""
+        """Give values other layouts from now on than those in the graph's metadata."""
         self._layouts.update(layouts)
 
     def begins_alike(self, node: Node, elsewhere: Node) -> bool:
-        """Whether a value with memory of its own would begin at the same element of its storage in another's place."""
+        """Return whether a value with memory of its own would begin at the same element in another location."""
         place, own = self.of(elsewhere), self.layout(node)
         return place is not None and own is not None and own.offset is not None and _offset(place.layout) == own.offset
 
     def region(self, scatter: Node) -> Place | None:
-        """Return the place of the part of its first argument that a scatter replaces; None if it is not known."""
+        """Return the location of the part of its first argument that a scatter replaces; None if it is unknown."""
         base = scatter.args[0]
         place = self.of(base) if isinstance(base, Node) else None
         value = base.meta.get("val") if isinstance(base, Node) else None
@@ -248,7 +248,7 @@ class Places:
         return Place(root=place.root, layout=_shifted(layout, _offset(place.layout) - value.storage_offset()))
 
     def _viewed(self, scatter: Node, value: torch.Tensor) -> Layout | None:
-        """Return the layout of a scatter's view of a value; each kind of view is made once, which takes long."""
+        """Return the layout of a scatter's view of a value; each kind of view is made once, which is slow."""
         rest: Any = map_arg((scatter.args[2:], dict(scatter.kwargs)), lambda node: node.meta.get("val", node))
         options = tuple(rest[1].items())
         kind = (
@@ -291,7 +291,7 @@ def _view(scatter: Node, value: torch.Tensor, rest: Any) -> Layout | None:
 
 
 def _keeps_dtype(view: Node, below: Node) -> bool:
-    """Whether a view has its base's dtype, or is one of several or a tuple of them, which their items answer for."""
+    """Return whether a view has its base's dtype, or is one of several views, which their items decide."""
     if view.target is getitem:
         return isinstance(below.target, torch._ops.OpOverload) and is_view(below.target)
     ours, theirs = layout_of(view), layout_of(below)

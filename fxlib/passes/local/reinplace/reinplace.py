@@ -1,14 +1,14 @@
-"""Let operators write over arguments that nobody needs any more, and drop copies that are then no longer needed.
+"""Let operators overwrite arguments that are no longer needed, and drop copies that then become superfluous.
 
-The algorithm is that of `torch.fx.passes.reinplace`, for a graph of ATen operators: `b = foo(a)` may write over `a` if
-`a` has the shape, dtype and strides of `b`, nobody uses the memory of `a` afterwards, through any alias, no other
-argument may share it, and it does not belong to the caller or the module. A later use does not count if it is a
-`view_scatter` that only puts what was written back where it lies by then: that one goes. Here uses are kept by memory
-and in the order of time, so that all is decided in one pass over the graph.
+The algorithm is that of `torch.fx.passes.reinplace`, for a graph of ATen operators: `b = foo(a)` may overwrite `a` if
+`a` has the shape, dtype and strides of `b`, the memory of `a` has no later use through any alias, no other argument may
+share it, and it does not belong to the caller or the module. A later use does not count if it is a `view_scatter` that
+only writes the result back to where it then already is; that scatter is removed. Here uses are kept by memory and in
+order of time, so that one pass over the graph decides everything.
 
-A value may lie in other strides than it would have, and its views with it, where nobody can tell: whatever uses the
-value, or a view of it, gives the same bits in every layout, and a result still lies as it does now. Strides are asked
-of torch itself, on tensors without memory.
+A value and its views may get other strides if that makes no difference: every user of the value, or of a view of it,
+gives the same bits in every layout, and the strides of results do not change. Torch itself computes the strides, on
+tensors without memory.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ _SHAPES = ("val", "tensor_meta")
 _COPY = torch.ops.aten.copy_.default
 
 _LONGEST = 16
-"""Operators that are followed from one that writes to the scatter of its result."""
+"""Maximum number of operators to follow from one that writes to the scatter of its result."""
 
 
 @register_pass("reinplace", preserves="bitwise")
 class Reinplace(GraphPass):
-    """Turn ATen operators into their in-place variants where nobody can tell, as `torch.fx.passes.reinplace` means to.
+    """Turn ATen operators into in-place variants where that makes no difference, as in `torch.fx.passes.reinplace`.
 
     It applies where no gradients are recorded: a module captured under `torch.no_grad()`, a plain GraphModule that is
     rewritten under it, a workload of mode "forward", or a no-grad block. Shapes and strides are those of the graph's
-    metadata. Inputs, parameters and buffers are written only where the program itself overwrites them by `copy_`.
+    metadata. Inputs, parameters and buffers are written only if the program itself overwrites them by `copy_`.
     """
 
     distinct_inputs: bool = False
-    """The caller's word that inputs, parameters and buffers share memory only where they did at capture; without it,
-    any may share memory with any other."""
+    """The caller's word that inputs, parameters and buffers share memory only if they did at capture; without it, any
+    may share memory with any other."""
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
@@ -74,7 +74,7 @@ class Reinplace(GraphPass):
 
 
 def _is_recorded(module: GraphModule, context: Context) -> bool:
-    """Whether gradients are recorded when the module's graph begins to run."""
+    """Return whether gradients are recorded when the module's graph begins to run."""
     if context.workload is not None and context.workload.mode == "forward":
         return False
     return records_gradients(module) if isinstance(module, CapturedModule) else torch.is_grad_enabled()
@@ -100,7 +100,7 @@ def _take(graph: Graph, step: _Step) -> None:
 
 
 def _store(graph: Graph, scatter: Node) -> None:
-    """Copy what a scatter puts into its first argument right there."""
+    """Copy the value that a scatter inserts into its first argument at the scatter's position."""
     into, part, *rest = scatter.args
     view = SCATTERS[scatter.target]
     with graph.inserting_before(scatter):
@@ -112,7 +112,7 @@ def _store(graph: Graph, scatter: Node) -> None:
 
 
 def _lie_as(node: Node, other: object) -> None:
-    """Note that a node's value has the shape and strides of another's from now on."""
+    """Record that a node's value has the shape and strides of another's from now on."""
     assert isinstance(other, Node), node  # noqa: S101 - no other step is planned
     for name in _SHAPES:
         node.meta.pop(name, None)
@@ -121,7 +121,7 @@ def _lie_as(node: Node, other: object) -> None:
 
 
 def _relay(view: Node, made: object) -> None:
-    """Note that a view has the strides of a tensor without memory from now on."""
+    """Record that a view has the strides of a tensor without memory from now on."""
     value = view.meta.pop("val", None)
     if value is not None and "val" in view.all_input_nodes[0].meta:
         assert callable(view.target), view  # noqa: S101 - views are made by operators
@@ -137,9 +137,9 @@ def _replace(graph: Graph, node: Node, by: Node) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Overwrite:
-    """The operator becomes its `variant`, of its second argument if `swapped`; `cast`, if any, is then the operator.
+    """The operator becomes its `variant`, on its second argument if `swapped`; `cast`, if any, becomes the operator.
 
-    Some `views` of its result lie otherwise from then on: each, in order, as a tensor without memory that is given.
+    Some `views` of its result get other strides: each, in order, those of a given tensor without memory.
     """
 
     node: Node
@@ -158,7 +158,7 @@ class _Store:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Vanish:
-    """The node's value lies in its first argument already, which stands for it."""
+    """The node's value lies in its first argument already, which replaces it."""
 
     node: Node
 
@@ -168,7 +168,7 @@ _Step = _Overwrite | _Store | _Vanish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is to be done, in the graph's order, and what was declined."""
+    """The steps to take, in graph order, and what was declined."""
 
     steps: Sequence[_Step]
     declined: tuple[Declined, ...]
@@ -178,9 +178,9 @@ def _plan(module: GraphModule, *, recording: bool, distinct_inputs: bool) -> _Pl
     """Decide for every operator of a graph, in time proportional to its nodes and edges.
 
     Args:
-        module: the module; nothing of it changes.
+        module: the module, which does not change.
         recording: whether gradients are recorded when its graph begins to run.
-        distinct_inputs: whether it is known that inputs, parameters and buffers lie apart if they did at capture.
+        distinct_inputs: whether inputs, parameters and buffers are known not to overlap if they did not at capture.
     """
     return _Planner(module, recording=recording, distinct_inputs=distinct_inputs).run()
 
@@ -208,7 +208,7 @@ class _Planner:
         return _Plan(steps=tuple(self._steps), declined=tuple(self._declined))
 
     def _decide(self, node: Node) -> Declined | None:
-        """Let a node write over its first argument if it may, or over its second; return why not otherwise."""
+        """Let a node overwrite its first argument if it may, or its second; otherwise return why not."""
         target, *others = node.args
         if not isinstance(target, Node):
             return None
@@ -239,7 +239,7 @@ class _Planner:
         return None
 
     def _refusal(self, node: Node, target: Node, result: Node) -> Declined | None:
-        """Return what keeps a node from writing over its first argument, whoever uses it later."""
+        """Return what keeps a node from overwriting its first argument, regardless of later uses."""
         ours, theirs = self._places.layout(target), self._places.layout(result)
         memory, own = self._memories.of(target), self._memories.of(result)
         others = [*nodes_in(node.args), *nodes_in(dict(node.kwargs))]
@@ -259,9 +259,9 @@ class _Planner:
         return None
 
     def _later(self, target: Node, time: int) -> list[Node] | None:
-        """Return the uses of a value's memory that writing it has to account for; None if it may not be written at all.
+        """Return the uses of a value's memory that a write must account for; None if it may not be written at all.
 
-        Memory from outside may be, if the program itself overwrites it before it ends or can stop: until then.
+        Memory from outside may be written if the program itself overwrites it before it ends or can stop, until then.
         """
         memory = self._memories.of(target)
         later = self._memories.later(memory, time, self._gone)
@@ -276,7 +276,7 @@ class _Planner:
         return later[: later.index(end)]
 
     def _overwritten(self, target: Node, later: Sequence[Node]) -> Node | None:
-        """Return the copy by which the program overwrites the input in which a value lies."""
+        """Return the copy by which the program overwrites the input that a value lies in."""
         place = self._places.of(target)
         root = self._places.root(target) if place is None else place.root
         end = next((each for each in later if each.target is _COPY and each.args[0] is root), None)
@@ -285,7 +285,7 @@ class _Planner:
         return None if self._memories.of(source) is self._memories.of(target) else end  # it copies an old value
 
     def _outlive(self, result: Node, group: _Group, target: Node) -> bool:
-        """Whether memory from outside holds the results for as long as they are used, and is then what it should be."""
+        """Return whether memory from outside holds the results while they are used, and then its right contents."""
         memory = self._memories.of(target)
         if not memory.outside:
             return True
@@ -299,7 +299,7 @@ class _Planner:
             self._memories.of(each) is not self._memories.of(source) for each in joined
         ):
             return True
-        # The copy would be one within the same memory, which is none at all, or else is not allowed.
+        # The copy would be within the same memory, which is either no copy or not allowed.
         here = self._places.of(_first(end))
         lies = _first(source) if source in group.joined else target
         there = self._places.of(lies) if source in joined else None
@@ -317,7 +317,7 @@ class _Planner:
         return ours is not None and theirs is not None and ours.same_strides(theirs)
 
     def _relaid(self, node: Node, target: Node, result: Node, group: _Group) -> _Relaid | None:
-        """Return how a node's result and its views lie if it lies in `target`; None if anything else could tell.
+        """Return the layouts of a node's result and its views if it lies in `target`; None if the results could change.
 
         The node reads its argument in the argument's own layout in either case.
         """
@@ -327,7 +327,7 @@ class _Planner:
         return None if self._memories.of(result).absolute else _in_other_strides(result, layout, self._places)
 
     def _take(self, node: Node, target: Node, result: Node, found: _Relaid | None = None) -> None:
-        """Have a node write over `target`; it may be that its result and views of it then lie otherwise."""
+        """Let a node overwrite `target`; its result and the result's views may get other strides."""
         if found is not None:
             self._places.relay(found.layouts)
         self._join(target, result)
@@ -341,7 +341,7 @@ class _Planner:
             self._steps.append(_Overwrite(node=node, variant=variant, swapped=swapped, cast=cast, views=views))
 
     def _follow(self, group: _Group) -> None:
-        """Do at once what the first operator of a group was allowed for."""
+        """Carry out at once what the first operator of a group was allowed for."""
         for each in group.operators:
             self._take(each, _first(each), each)
         for each in group.scatters:
@@ -355,7 +355,7 @@ class _Planner:
         self._memories.join(self._memories.of(target), self._memories.of(result))
 
     def _copy_back(self, node: Node) -> None:
-        """Let a copy of a value onto itself vanish."""
+        """Remove a copy of a value onto itself."""
         into, source = node.args[:2]
         here, there = (self._places.of(each) if isinstance(each, Node) else None for each in (into, source))
         if here is not None and there is not None and here.matches(there):
@@ -364,23 +364,23 @@ class _Planner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """What goes with the first operator that writes."""
+    """The operators and scatters that go with the first operator that writes."""
 
     operators: Sequence[Node] = ()
-    """Operators that write over its result, one after another."""
+    """Operators that overwrite its result, one after another."""
     scatters: Sequence[Node] = ()
-    """Scatters that are then needed no more."""
+    """Scatters that become superfluous."""
 
     @property
     def joined(self) -> Sequence[Node]:
-        """Results besides the first operator's that come to lie in its memory."""
+        """Results that come to lie in its memory, besides the first operator's."""
         return (*self.operators, *self.scatters)
 
     def hides(self, writer: Node, result: Node) -> bool:
-        """Whether nobody could tell that results of the group lie in other strides than they would have.
+        """Return whether other strides for the group's results would make no difference.
 
-        Only the group uses them, and none of its operators works by layout. The first one reads its argument in the
-        argument's own layout in either case.
+        It does if only the group uses them, and none of its operators depends on the layout. The first one reads its
+        argument in the argument's own layout in either case.
         """
         within = {*self.operators, *self.scatters}
         hidden = all(user in within for each in (result, *self.operators) for user in each.users)
@@ -392,11 +392,11 @@ def _group_of(target: Node, result: Node, later: Sequence[Node], memories: Memor
     """Return the group in which all `later` uses of a memory vanish once `result` lies in it; None if not all do.
 
     Args:
-        target: the value that an operator is to write over.
-        result: what it writes.
+        target: the value that an operator would overwrite.
+        result: the value that it writes.
         later: the nodes that use the memory of `target` after that operator, in order.
-        memories: of the graph.
-        places: of the graph's values.
+        memories: the memories of the graph.
+        places: the locations of the graph's values.
     """
     if not later:
         return _Group()
@@ -425,7 +425,7 @@ def _first(node: Node) -> Node:
 
 
 def _operators(target: Node, result: Node, last: object, memories: Memories) -> tuple[Node, ...] | None:
-    """Return those by which `result` becomes `last`, each writing over what the one before it wrote; None if not so."""
+    """Return the operators by which `result` becomes `last`, each overwriting the previous result, or None."""
     found: list[Node] = []
     while last is not result:
         if len(found) == _LONGEST or not isinstance(last, Node) or variant_of(last.target) is None:
@@ -439,7 +439,7 @@ def _operators(target: Node, result: Node, last: object, memories: Memories) -> 
 
 
 def _follows(node: Node, target: Node, memories: Memories) -> bool:
-    """Whether an operator may write over its argument, of which it is known that it lies in the memory of `target`."""
+    """Return whether an operator may overwrite its argument, which is known to lie in the memory of `target`."""
     before, ours, theirs = memories.of(_first(node)), layout_of(_first(node)), layout_of(node)
     if ours is None or theirs is None or not ours.same_values(theirs) or not ours.same_strides(theirs):
         return False
@@ -454,7 +454,7 @@ def _follows(node: Node, target: Node, memories: Memories) -> bool:
 
 
 def _put_back(scatter: Node, located: dict[Node, Place], later: Sequence[Node], places: Places) -> Place | None:
-    """Return the place of a scatter's first argument, if what it puts there lies there already."""
+    """Return the location of a scatter's first argument if what the scatter inserts already lies there."""
     base, part = places.of(_first(scatter)), scatter.args[1]
     region, result = places.region(scatter), places.layout(scatter)
     if base is None or region is None or result is None or not isinstance(part, Node) or part not in located:
@@ -467,7 +467,7 @@ def _put_back(scatter: Node, located: dict[Node, Place], later: Sequence[Node], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Relaid:
-    """A value and its views as they would lie, each after what it is a view of."""
+    """A value and its views as they would lie, each after the value that it is a view of."""
 
     layouts: Mapping[Node, Layout]
     """Layouts of values that are one tensor; offsets count from the beginning of the storage of the value."""
@@ -476,14 +476,14 @@ class _Relaid:
 
 
 def _in_other_strides(value: Node, layout: Layout, places: Places) -> _Relaid | None:
-    """Return how a value and its views would lie if the value lay in `layout`; None if anything else could tell.
+    """Return the layouts of a value and its views if the value had `layout`; None if results could change.
 
     The time is proportional to the views, their users, and the arguments of these.
 
     Args:
-        value: what an operator makes.
-        layout: with the value's shape and dtype, and other strides.
-        places: of the graph's values as they lie now.
+        value: the result of an operator.
+        layout: a layout with the value's shape and dtype, and other strides.
+        places: the present locations of the graph's values.
     """
     if not _is_fixed(layout):
         return None
@@ -505,7 +505,7 @@ def _in_other_strides(value: Node, layout: Layout, places: Places) -> _Relaid | 
 
 
 def _readers(value: Node, found: dict[Node, object], places: Places) -> dict[Node, None] | None:
-    """Enter the views of a value into `found`, and return what else uses it or them; None if its bits could change."""
+    """Add the views of a value to `found`, and return all other users of them; None if their bits could change."""
     readers: dict[Node, None] = {}
     reached = [value]
     for node in reached:
@@ -521,7 +521,7 @@ def _readers(value: Node, found: dict[Node, object], places: Places) -> dict[Nod
 
 
 def _stays(reader: Node, found: Mapping[Node, object], places: Places) -> bool:
-    """Whether an operator's result lies as it does now."""
+    """Return whether an operator's result keeps its layout."""
     made, now = _run(reader, found, places), places.layout(reader)
     then = of_tensor(made) if isinstance(made, torch.Tensor) else None
     if now is None or then is None:
@@ -548,5 +548,5 @@ def _empty(layout: Layout) -> torch.Tensor:
 
 
 def _is_fixed(layout: Layout | None) -> bool:
-    """Whether the layout is known, and the same for inputs of all sizes."""
+    """Return whether the layout is known, and the same for inputs of all sizes."""
     return layout is not None and all(isinstance(size, int) for size in (*layout.shape, *layout.stride))
