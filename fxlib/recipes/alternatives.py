@@ -1,4 +1,4 @@
-"""Alternatives to a named recipe, among which a worker finds out what is fastest for one program."""
+"""Alternatives to a named recipe, among which a worker finds the fastest for one program."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fxlib.spec.profile import CallProfile, Profile, ServerProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Alternative:
-    """What to leave out of a recipe, and which options of its passes to set."""
+    """The change of a recipe that makes an alternative: passes to leave out, options to set."""
 
     without: frozenset[str] = frozenset()
     options: Mapping[tuple[str, str], object]
 
     def __str__(self) -> str:
-        """What it does, after the recipe's name."""
+        """Return what it changes, as text to follow the recipe's name."""
         left_out = [f"without {name}" for name in sorted(self.without)]
         return ", ".join([*left_out, *(f"{name}={value!r}" for (_, name), value in self.options.items())])
 
     def of(self, recipe: Recipe) -> Recipe | None:
-        """Return the recipe changed so; None if it has no such pass or option."""
+        """Return the changed recipe; None if it has no such pass or option."""
         known = {(step.name, each.name) for step in recipe.passes for each in fields(step)}
         if not self.without <= {step.name for step in recipe.passes} or not self.options.keys() <= known:
             return None
@@ -42,14 +42,14 @@ _LOCAL = (
     _Alternative(without=frozenset({"channels_last"}), options={}),
     _Alternative(without=frozenset({"quantize"}), options={}),
 )
-"""Each leaves out a pass on local work: sizes, threads and the processor decide whether it pays."""
+"""Alternatives that each leave out a pass over local work: sizes, threads and the processor decide whether it pays."""
 
 _BATCHING = (
     _Alternative(without=frozenset({"coalesce_calls"}), options={}),
     _Alternative(options={("coalesce_calls", "declared"): False}),
 )
-"""Each undoes a decision that does not pay everywhere: a batch makes early answers wait for late ones, and a declared
-batched form works its calls off one after another."""
+"""Alternatives that each undo a decision that does not always pay: a batch makes early answers wait for late ones, and
+a declared batched form runs its calls one after another."""
 
 
 AUTO: Final = RECIPES["auto"]
@@ -60,10 +60,10 @@ def candidates(
 ) -> tuple[Recipe, ...]:
     """Return the recipe and its alternatives, the recipe itself first; those about calls only if there are any.
 
-    A list of passes that the user gave is exactly what was asked for: it has no alternatives. Those of `auto` are the
-    recipes for inference, and one for each of `backends`, given by name, what is expected to gain most first. With a
-    profile there is one more where calls stand in line: no more of them in flight than keep a server and its link busy,
-    so that a later call that is needed early finds the way free.
+    A list of passes that the user gave has no alternatives, as it is exactly what was asked for. The alternatives of
+    `auto` are the recipes for inference, and one for each of `backends`, given by name, in the order of the expected
+    gain. With a profile there is one more if calls queue: it keeps only as many of them in flight as keep a server and
+    its link busy, so that a later call that is needed early does not have to queue.
     """
     if RECIPES.get(recipe.name) != recipe:
         return (recipe,)
@@ -103,8 +103,8 @@ def _enough_in_flight(profile: Profile) -> int | None:
 def _keep_busy(server: ServerProfile, calls: list[CallProfile]) -> int:
     """Return the calls in flight that keep a server busy: what it finishes in a second times how long one takes.
 
-    J. Little, "A proof for the queuing formula L = λW", Operations Research 9(3), 1961. It finishes as many as it works
-    on at once, or as the link carries.
+    J. Little, "A proof for the queuing formula L = λW", Operations Research 9(3), 1961. The server finishes as many
+    calls as it works on at once, or as the link carries.
     """
     takes_s = median(call.service_s.median for call in calls)
     carried_s = median(max(call.request_bytes, call.response_bytes) for call in calls) / server.bytes_per_s

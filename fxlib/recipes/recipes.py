@@ -54,28 +54,28 @@ _WEAKEST: tuple[Preserves, ...] = ("lossy", "tolerance", "bitwise")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningRequest:
-    """What is known of a program beside its graph, and what may be taken for granted while it is rewritten."""
+    """The facts known about a program besides its graph, and the assumptions that a rewrite may make."""
 
     contracts: Mapping[str, Contract] = field(default_factory=dict)
     """Contracts of remote functions that declare nothing, by name."""
     assume: Assume = ""
-    """The effect of every remote function of which nothing is known after that: "reads" or "pure"."""
+    """The effect of every remote function that is still unknown after that: "reads" or "pure"."""
     profile: Profile | None = None
-    """A measurement of the program; without one, passes that plan go by estimates."""
+    """A measurement of the program; without one, passes that plan use estimates."""
     workload: Workload | None = None
-    """A description of its steps, where there is one: passes leave alone what such a step forbids."""
+    """A description of its steps, if there is one: passes leave alone what such a step rules out."""
     max_relative_error: float | None = None
-    """How far results may be from the original's where a pass is lossy; None: nobody said."""
+    """The largest relative error allowed for a lossy pass; None: there is no bound."""
 
     @classmethod
     def of(cls, workload: Workload, profile: Profile | None = None) -> PlanningRequest:
-        """Ask for what a job asks for, whose workload states contracts and assumptions."""
+        """Return the request of a job, whose workload states contracts and assumptions."""
         return cls(contracts=workload.contracts, assume=workload.assume, profile=profile, workload=workload)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Passes, in the order in which they run. A recipe is a value: it is run by its `run`, and by nothing else."""
+    """Passes, in the order in which they run. A recipe is a value: only its `run` runs it."""
 
     name: str
     summary: str = ""
@@ -93,12 +93,12 @@ class Recipe:
         return "; ".join(f"{each.name}@{each.version}{_options(each)}" for each in self.passes)
 
     def run(self, module: GraphModule, request: PlanningRequest | None = None, *, diffs: bool = False) -> Rewrite:
-        """Run the passes on a copy of the module's graph; `module` itself is left as it is, and its state is shared.
+        """Run the passes on a copy of the module's graph; `module` itself stays unchanged, and its state is shared.
 
         Args:
             module: a captured module, or any GraphModule.
-            request: what is known of the program; None: nothing but its graph.
-            diffs: have each pass's report show what it did to the generated code.
+            request: what is known about the program; None: nothing but its graph.
+            diffs: whether each pass's report shows its changes to the generated code.
 
         Raises:
             PassError: a pass does not apply, or broke its declaration.
@@ -110,7 +110,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewrite:
-    """What a recipe made of a module, and what it has to say about it. `module` is the given one if nothing changed."""
+    """The module that a recipe made, with its reports. `module` is the given one if nothing changed."""
 
     module: GraphModule
     changed: bool
@@ -175,10 +175,10 @@ RECIPES: dict[str, Recipe] = {
 
 
 def get(name: str | Recipe) -> Recipe:
-    """Return the recipe called `name`; a recipe itself is returned as it is.
+    """Return the recipe called `name`; a recipe itself is returned unchanged.
 
     Raises:
-        PassError: there is none.
+        PassError: there is no such recipe.
     """
     if isinstance(name, Recipe):
         return name
@@ -188,7 +188,7 @@ def get(name: str | Recipe) -> Recipe:
 
 
 def from_passes(passes: Sequence[tuple[str, Mapping[str, object]]]) -> Recipe:
-    """Make a recipe of passes given by name, with their options.
+    """Make a recipe from passes given by name, with their options.
 
     Raises:
         PassError: a pass or an option is unknown, or an option has the wrong type.
@@ -207,16 +207,16 @@ def apply(
     workload: Workload | None = None,
     diffs: bool = False,
 ) -> Rewrite:
-    """Run a recipe, or the one of that name, as `Recipe.run` does.
+    """Run a recipe, given itself or by name, as `Recipe.run` does.
 
     Args:
         module: a captured module, or any GraphModule.
         recipe: a recipe, or the name of one.
-        contracts: this and the next three make up the `PlanningRequest`.
+        contracts: this and the next three arguments form the `PlanningRequest`.
         assume: see there.
         profile: see there.
         workload: see there.
-        diffs: have each pass's report show what it did to the generated code.
+        diffs: whether each pass's report shows its changes to the generated code.
 
     Raises:
         PassError: the recipe is unknown, a pass does not apply, or a pass broke its declaration.
@@ -261,15 +261,15 @@ def optimize(
     profile: Profile | None = None,
     workload: Workload | None = None,
 ) -> GraphModule:
-    """Apply a recipe in this process, unmeasured; the `Rewrite` is at `.meta["rewrite"]` of the module returned.
+    """Apply a recipe in this process, unmeasured; the `Rewrite` is at `.meta["rewrite"]` of the returned module.
 
-    A graph that the recipe does not change comes back as it is, and so does every graph where the environment says
-    FXLIB_DISABLE=1. Where the workload has variants, each is captured, and the module returned runs what the recipe
-    made of its graph for the calls that this fits (`fxlib.usage` tells).
+    A graph that the recipe does not change is returned unchanged, and so is every graph if the environment sets
+    FXLIB_DISABLE=1. If the workload has variants, each is captured, and the returned module runs a variant's rewritten
+    graph for the calls that it fits (`fxlib.usage` counts them).
 
     Args:
-        model: a module, captured or not, a graph of torch.fx, or an exported program. What is not a graph is captured;
-            what cannot be traced is exported with the workload's batches.
+        model: a module, captured or not, a graph of torch.fx, or an exported program. A model that is not a graph is
+            captured; one that cannot be traced is exported with the workload's batches.
         recipe: a recipe, or the name of one.
         contracts: see `PlanningRequest`.
         assume: see `PlanningRequest`.
@@ -295,7 +295,7 @@ def optimize(
         captured = capture_variant(graph, variant, workload)
         with mode_of(graph, variant):
             found = chosen.run(captured, replace(request, profile=None, workload=workload.of(variant)))
-        # Where gradients are recorded, an unchanged graph is of use, too: it tracks those of remote results.
+        # If gradients are recorded, an unchanged graph is useful, too: it tracks the gradients of remote results.
         if (found.changed or variant.grad) and isinstance(found.module, CapturedModule):
             found.module.meta["rewrite"] = found
             rewrites[variant.name] = found.module
@@ -303,7 +303,7 @@ def optimize(
 
 
 def with_variants(graph: CapturedModule, main: GraphModule, variants: Mapping[str, CapturedModule]) -> GraphModule:
-    """Return a module that runs `main`, or a variant where that fits; `graph`, the one captured, is left as it is."""
+    """Return a module that runs `main`, or a variant if that fits; `graph`, the captured one, stays unchanged."""
     if not variants:
         return main
     module = copy.copy(graph) if main is graph else main
@@ -317,7 +317,7 @@ def with_variants(graph: CapturedModule, main: GraphModule, variants: Mapping[st
 def _collector_paused() -> Iterator[None]:
     """Keep Python's cycle collector from walking a large graph again and again while a copy of it is made.
 
-    It takes four tenths of the time otherwise.
+    Otherwise, the collector takes four tenths of the time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -329,7 +329,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _unscheduled(graph: Graph) -> Iterable[CallReport]:
-    """What there is to say about each call before any pass has looked at it."""
+    """Return a report of each call before any pass has seen it."""
     for node in graph.nodes:
         if is_call(node) or is_issue(node) or node.target is ops.create:
             yield CallReport(
@@ -361,7 +361,7 @@ def _make(name: str, options: Mapping[str, object]) -> GraphPass:
 
 
 def _is_of(annotation: str, value: object) -> bool:
-    """Whether a value may be of a type as it is written; what an option of a richer type may be, its pass knows."""
+    """Return whether a value has a type given as text; for options of a richer type, the pass itself decides."""
     wanted, given = set(annotation.split(" | ")), type(value).__name__.removesuffix("Type")
     return not wanted <= _PLAIN_TYPES or given in wanted or (given == "int" and "float" in wanted)
 
@@ -376,7 +376,7 @@ def _options(step: GraphPass) -> str:
 def _finished(draft: GraphModule, given: GraphModule) -> CapturedModule:
     """Generate the code, once, and check the graph.
 
-    What holds values computed from weights has the module that was given to fall back on, if that has no original.
+    A graph that holds values computed from weights falls back to the given module, if that has no original.
     """
     captured = isinstance(given, CapturedModule) or not relies_on_weights(draft.graph)
     module = CapturedModule(draft, draft.graph, original=None if captured else given)

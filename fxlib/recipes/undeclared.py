@@ -1,9 +1,9 @@
-"""What it would be worth if remote functions that declare nothing were declared to read: planned, not measured.
+"""Estimates the gain from declaring that undeclared remote functions only read: planned, not measured.
 
 A call without a contract keeps its order with every other effect. Here the program is planned again with one function
-at a time taken to read state and to change none, and once with all of them, and each plan's step is compared with that
-of the plan as it is, both by the cost model. So it costs as many plans as functions, and these are few: no more than
-`MOST`, those with most calls.
+at a time assumed to read state and change none, and once with all of them, and the cost model compares the step of each
+plan with that of the present plan. This takes one plan per function, for at most `MOST` functions, those with the most
+calls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fxlib.spec.report import Undeclared
 
 MOST: Final = 6
 _SECONDS: Final = 10.0
-"""No further plan is begun after so long."""
+"""Seconds after which no further plan is begun."""
 _READS: Final = Contract(reads=frozenset({"*"}))
 
 
@@ -37,10 +37,10 @@ def undeclared(
     """Return the remote functions of a program that declare nothing, those worth most first.
 
     Args:
-        module: a captured module, or any GraphModule; it is left as it is.
-        recipe: what plans it.
-        request: what is known of the program. Where it assumes something, nothing is undeclared; without a profile,
-            gains are of the forward, by estimates.
+        module: a captured module, or any GraphModule; it stays unchanged.
+        recipe: the recipe that plans it.
+        request: what is known about the program. If it makes an assumption, nothing is undeclared; without a profile,
+            gains are estimates for the forward.
 
     Raises:
         PassError: as for `fxlib.recipes.recipes.apply`.
@@ -78,7 +78,7 @@ def undeclared(
 
 
 def _declared_as(call: Node) -> str:
-    """Return the name of what is to be declared: the method, where a helper is called to call one."""
+    """Return the name of the function to declare: the method, if the call is of a helper that calls a method."""
     sent = methods_sent(call)
     return sent[0] if sent else function_name(call)
 

@@ -1,6 +1,6 @@
-"""One rewrite rule, checked when it is made: what to look for, what to put in its place, and when.
+"""A rewrite rule, checked on construction: a pattern, a replacement, and a condition.
 
-Conditions on a match have names. These are all that travels, so their list is that of the process that rewrites.
+Conditions on a match have names. Only these are sent, so the process that rewrites looks them up in its own list.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ GUARDS: dict[str, Guard] = {}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """Wherever `pattern` is found, and `guard` agrees, `replacement` takes its place.
+    """Wherever `pattern` matches and `guard` agrees, `replacement` takes its place.
 
     Both are functions of tensors and numbers, which are traced, or GraphModules; with inputs of the same names in the
     same order, and as many outputs. An input of the pattern stands for any value of the program, or any literal; one
-    that is annotated `torch.Tensor` for values alone, and one annotated `int`, `float`, `bool` or `str` for literals of
-    that type alone. Literals in the pattern stand for themselves.
+    that is annotated `torch.Tensor` only stands for values, and one annotated `int`, `float`, `bool` or `str` only for
+    literals of that type. Literals in the pattern stand for themselves.
 
     >>> Rule(lambda x: torch.relu(torch.relu(x)), lambda x: torch.relu(x), name="relu_once")
 
     Attributes:
-        pattern: what to look for.
-        replacement: what to put in its place.
-        guard: a further condition on a match: a function, or the name of a registered one. Only names travel.
-        name: how reports and errors call the rule; else it is the pattern's.
+        pattern: the computation to look for.
+        replacement: the computation to insert instead.
+        guard: a further condition on a match: a function, or the name of a registered one. Only names can be sent.
+        name: the rule's name in reports and errors; by default the pattern's.
     """
 
     pattern: Callable[..., Any] | GraphModule
@@ -46,18 +46,19 @@ class Rule:
     _: KW_ONLY
     name: str = ""
     seeks: Snippet = field(init=False, repr=False)
-    """The pattern, as it is looked for."""
+    """The pattern as a snippet."""
     gives: Snippet = field(init=False, repr=False)
-    """The replacement, as it is put in."""
+    """The replacement as a snippet."""
     forms: Mapping[Node, Form] = field(init=False, repr=False)
     """Forms of the pattern's nodes."""
 
     def __post_init__(self) -> None:
-        """Trace what is a function, and refuse what cannot be a rule.
+        """Trace functions, and reject invalid rules.
 
         Raises:
-            PassError: a side cannot be traced or does more than plain work; the pattern is empty, or falls apart; the
-                sides disagree in inputs or outputs; the guard is unknown. It names the rule, its place and the node.
+            PassError: a side cannot be traced or does more than plain work; the pattern is empty or not connected; the
+                sides disagree in inputs or outputs; or the guard is unknown. The message names the rule, its source
+                line and the node.
         """
         name = self.name or _name_of(self.pattern)
         object.__setattr__(self, "name", name)
@@ -78,11 +79,11 @@ class Rule:
         return self.seeks.nodes[-1]
 
     def agrees(self) -> Guard | None:
-        """Return the guard."""
+        """The guard."""
         return _guard_named(self.guard, f"rule {self.name!r}") if isinstance(self.guard, str) else self.guard
 
     def __repr__(self) -> str:
-        """One that equal rules share, in every process: results are kept under it."""
+        """Return a text that equal rules share in every process, under which results are cached."""
         guard = self.guard if isinstance(self.guard, str) or self.guard is None else _name_of(self.guard)
         text = "\n".join(_line(node) for side in (self.seeks, self.gives) for node in side.graph.nodes)
         return f"Rule({self.name!r}, guard={guard!r}, {hashlib.sha256(text.encode()).hexdigest()[:16]})"
@@ -118,9 +119,9 @@ def _forms(pattern: Snippet, where: str) -> dict[Node, Form]:
 
 def _check_pattern(pattern: Snippet, where: str) -> None:
     if not pattern.nodes:
-        raise PassError("computes nothing, and would be found everywhere", where=where)
+        raise PassError("computes nothing, and would match everywhere", where=where)
     if unused := [str(each.target) for each in pattern.inputs if each not in inputs_in(pattern)]:
-        hint = "What it stands for could not be found out."
+        hint = "A match could not determine what the input stands for."
         raise PassError(f"does not use its input {unused[0]!r}", where=where, hint=hint)
     if any(each.op == "placeholder" for each in pattern.outputs):
         raise PassError("returns an input, which it does not compute", where=where, hint="Return computed values.")
@@ -129,12 +130,12 @@ def _check_pattern(pattern: Snippet, where: str) -> None:
     if apart := _apart(pattern):
         hint = "Write a rule for each part."
         raise PassError(
-            f"falls into parts that have no value in common: {apart.name!r} and the end", where=where, hint=hint
+            f"consists of parts that have no value in common: {apart.name!r} and the end", where=where, hint=hint
         )
 
 
 def _apart(pattern: Snippet) -> Node | None:
-    """Return a node that no path of shared values leads to from the last one; None if the pattern hangs together."""
+    """Return a node that no path of shared values connects with the last one; None if the pattern is connected."""
     reached: set[Node] = set()
     open_ends = [pattern.nodes[-1]]
     while open_ends:
@@ -150,7 +151,7 @@ def _check_agreement(pattern: Snippet, replacement: Snippet, where: str) -> None
         ours, theirs = (", ".join(each.names) or "nothing" for each in (pattern, replacement))
         unknown = [each for each in replacement.names if each not in pattern.names]
         problem = f"the replacement uses an unknown input, {unknown[0]!r}: " if unknown else ""
-        hint = "Both take the same inputs in the same order, used or not."
+        hint = "Both must take the same inputs in the same order, used or not."
         raise PassError(f"{problem}the pattern takes ({ours}), the replacement ({theirs})", where=where, hint=hint)
     if len(pattern.outputs) != len(replacement.outputs):
         counts = f"{len(pattern.outputs)} value(s), the replacement {len(replacement.outputs)}"
@@ -159,13 +160,13 @@ def _check_agreement(pattern: Snippet, replacement: Snippet, where: str) -> None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Where a pattern was found.
+    """A match of a pattern.
 
     Attributes:
         module: the program.
-        nodes: those that the replacement would stand for, in program order.
-        inputs: what the pattern's inputs are, by name: nodes, or literals.
-        outputs: the nodes whose values the replacement would give, in the pattern's order.
+        nodes: the nodes that the replacement would replace, in program order.
+        inputs: the values of the pattern's inputs, by name: nodes, or literals.
+        outputs: the nodes whose values the replacement would compute, in the pattern's order.
     """
 
     module: GraphModule = field(repr=False)
@@ -175,11 +176,11 @@ class Match:
 
     @property
     def values(self) -> list[Node]:
-        """The inputs that are no literals."""
+        """The inputs that are not literals."""
         return [each for each in self.inputs.values() if isinstance(each, Node)]
 
     def alone_uses(self, value: Node) -> bool:
-        """Whether nothing outside the match uses a value; of what thousands use, their number is enough to know."""
+        """Return whether nothing outside the match uses a value; if thousands use it, only their number is compared."""
         return len(value.users) <= len(self.nodes) and all(user in self.nodes for user in value.users)
 
 
@@ -187,7 +188,7 @@ Guard: TypeAlias = Callable[[Match], bool]
 
 
 def register_guard(name: str) -> Callable[[Guard], Guard]:
-    """Make a guard known under a name; rules that travel can name it where the process that rewrites registers it, too.
+    """Register a guard under a name; rules that are sent can use it if the process that rewrites registers it, too.
 
     Raises:
         PassError: another guard has the name.
@@ -203,10 +204,10 @@ def register_guard(name: str) -> Callable[[Guard], Guard]:
 
 
 def _guard_named(name: str, where: str) -> Guard:
-    """Return the guard of a name.
+    """Return the guard with a name.
 
     Raises:
-        PassError: there is none; `where` names the rule.
+        PassError: there is no such guard; `where` names the rule.
     """
     if name not in GUARDS:
         raise PassError(f"no guard is called {name!r}", where=where, hint=f"There are: {', '.join(sorted(GUARDS))}.")
@@ -215,19 +216,19 @@ def _guard_named(name: str, where: str) -> Guard:
 
 @register_guard("without_gradients")
 def _without_gradients(match: Match) -> bool:
-    """No gradients are recorded when the module runs."""
+    """Return whether no gradients are recorded when the module runs."""
     return not records_gradients(match.module)
 
 
 @register_guard("inputs_used_once")
 def _inputs_used_once(match: Match) -> bool:
-    """Nothing but the match uses what goes into it."""
+    """Return whether nothing outside the match uses its inputs."""
     return all(map(match.alone_uses, match.values))
 
 
 @register_guard("same_shapes")
 def _same_shapes(match: Match) -> bool:
-    """All inputs are known to be of one shape, dtype and device, so that nothing is broadcast or promoted."""
+    """Return whether all inputs are known to share shape, dtype and device, so that none is broadcast or promoted."""
     layouts = [layout_of(each) for each in match.values]
     known = [each for each in layouts if each is not None]
     return len(known) == len(layouts) and all(known[0].same_values(each) for each in known[1:])
@@ -235,6 +236,6 @@ def _same_shapes(match: Match) -> bool:
 
 @register_guard("floating_point")
 def _floating_point(match: Match) -> bool:
-    """All inputs are known to be of floating-point dtypes."""
+    """Return whether all inputs are known to have floating-point dtypes."""
     layouts = [layout_of(each) for each in match.values]
     return all(each is not None and each.dtype.is_floating_point for each in layouts)

@@ -1,4 +1,4 @@
-"""A few nodes with inputs and outputs: what a rule looks for, and what it puts in its place."""
+"""A few nodes with inputs and outputs: the pattern or the replacement of a rule."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fxlib.analysis.operators.canonical import as_function, form_of
 from fxlib.errors import PassError
 
 MAX_NODES = 256
-"""The most nodes of one snippet; patterns are searched for at every node of a program."""
+"""Maximum number of nodes in one snippet; patterns are searched for at every node of a program."""
 
 
 _LINEAR = frozenset(
     {"add", "sub", "neg", "clone", "cat", "stack", "narrow", "select", "expand", "squeeze", "unsqueeze", "flatten"}
     | {"t", "transpose", "permute", "view", "reshape"}
 )
-"""Operators whose backward needs nothing of what they worked on."""
+"""Operators whose backward needs none of their arguments or results."""
 _SCALES = frozenset({"mul", "div"})
-"""Operators of which the same is true where all but one of their operands are numbers."""
+"""Operators for which the same is true if all but one of their operands are numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snippet:
-    """Plain work alone: it writes nothing, draws nothing, and every node of it serves an output."""
+    """A piece of plain work: it writes nothing, draws nothing, and each of its nodes serves an output."""
 
     graph: Graph
     inputs: tuple[Node, ...]
@@ -48,11 +48,11 @@ class Snippet:
         """Read a snippet from a graph, or from a function, which is traced.
 
         Args:
-            program: what it is.
-            where: how errors call it.
+            program: the graph or function.
+            where: its name in errors.
 
         Raises:
-            PassError: it cannot be traced, or does more than plain work.
+            PassError: the program cannot be traced, or does more than plain work.
         """
         return _checked(program if isinstance(program, GraphModule) else _traced(program, where), where)
 
@@ -79,7 +79,7 @@ def _checked(module: GraphModule, where: str) -> Snippet:
     if len(module.graph.nodes) > MAX_NODES:
         raise PassError(f"has {len(module.graph.nodes)} nodes, and may have {MAX_NODES}", where=where)
     if any(node.op == "placeholder" and str(node.target).startswith("*") for node in module.graph.nodes):
-        raise PassError("takes any number of inputs", where=where, hint="Name each of them.")
+        raise PassError("takes a variable number of inputs", where=where, hint="Name each of them.")
     if not any(node.op == "output" for node in module.graph.nodes):
         raise PassError("returns nothing", where=where, hint="Return a value, or a tuple of values.")
     graph = _functional(module, where)
@@ -100,7 +100,7 @@ def _checked(module: GraphModule, where: str) -> Snippet:
 
 
 def _functional(module: GraphModule, where: str) -> Graph:
-    """Return a copy of the graph with functions for modules, and without what no output needs."""
+    """Return a copy of the graph with functions for modules, and without nodes that no output needs."""
     graph, copied = Graph(), dict[Node, Node]()
     needed = _needed(module.graph)
     for node in module.graph.nodes:
@@ -128,7 +128,7 @@ def _copy(module: GraphModule, node: Node, graph: Graph, copied: Mapping[Node, N
 
 
 def _needed(graph: Graph) -> set[Node]:
-    """Return the nodes that the output needs, the inputs and the output itself; what nobody uses may do no harm."""
+    """Return the nodes that the output needs, the inputs and the output; unused nodes must be free of side effects."""
     nodes = list(graph.nodes)
     needed = {node for node in nodes if node.op in ("placeholder", "output")}
     for node in reversed(nodes):
@@ -141,7 +141,7 @@ def _check_plain(node: Node, behaviours: Behaviours, where: str) -> None:
     behaviour = behaviours.of(node)
     operator, named = behaviour.operator, f"{where}, node {node.name!r}"
     if behaviour.part is not Part.LOCAL or operator is None:
-        raise PassError(f"calls {_named(node)}, of which it is not known what it does", where=named)
+        raise PassError(f"calls {_named(node)}, whose effects are unknown", where=named)
     if operator.random:
         raise PassError(f"calls {_named(node)}, which draws random numbers", where=named)
     if operator.writes or operator.written_state:
