@@ -1,4 +1,4 @@
-"""Which pass of a recipe breaks a bound, and the first of its changes that does."""
+"""Finds the pass of a recipe that breaks a bound, and the first of its changes that does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fxlib.utils.text import location_of
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The first value that a pass made differ, and what the pass did there.
+    """The first value that differs because of a pass, and the change that the pass made there.
 
     `where` names its node, module path and line of the model; `before` and `after` are lines of the generated code.
     """
@@ -39,7 +39,7 @@ class Change:
     after: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The place, and what was there before and after."""
+        """Return the location, and the code there before and after the pass."""
         lines = [f"first at {self.where}: {self.how}"]
         if self.before == self.after:
             return "\n".join([*lines, *(f"    {line}" for line in self.after), "  the pass left this line as it was"])
@@ -51,21 +51,22 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """The first pass of a recipe after which the bound does not hold. `place` counts passes from 1."""
+    """The first pass of a recipe after which the bound does not hold. `place` is its position, counted from 1."""
 
     name: str
     place: int
     error: str = ""
     """The error that the pass itself raised, if it did."""
     verification: Verification | None = None
-    """The comparison of the graph given with the one after this pass; None where the pass raised."""
+    """The comparison of the given graph with the one after this pass; None if the pass raised."""
     change: Change | None = None
-    """None where no value and no gradient of a node differs beyond the bound by this pass alone."""
+    """The first change that breaks the bound; None if no node's value or gradient differs beyond it by this pass
+    alone."""
     diff: str = ""
-    """All that the pass did, as a unified diff of the generated code."""
+    """All changes of the pass, as a unified diff of the generated code."""
 
     def __str__(self) -> str:
-        """The pass, what differs, and the first change."""
+        """Return the pass, the differences, and the first change."""
         if self.verification is None:
             return f"pass {self.place}, {self.name}, raised: {self.error}"
         found = str(self.change or "no value of a node differs beyond the bound by this pass alone: see its diff")
@@ -88,22 +89,22 @@ def bisect(
 ) -> Culprit | None:
     """Apply a recipe pass by pass, and find the first pass that breaks a bound, and inside it the first change.
 
-    After each pass that changed something, what its graph leaves behind is compared with what the one given does (see
-    `fxlib.verify`). Of the pass that breaks the bound, the graphs before and after it are run node by node: the first
-    value that differs beyond the bound leads to the change, through the new nodes behind it and the writes to what
-    it reads. Where no value differs, the gradients of values are compared, in the order of backward, and then how
-    results are nested and laid out. It takes nothing
-    of the pass, and the memory of two copies of all values of a run.
+    After each pass that changed something, the effects of its graph are compared with those of the given graph (see
+    `fxlib.verify`). The graphs before and after the pass that breaks the bound are then run node by node: the first
+    value that differs beyond the bound leads to the change, through the new nodes behind it and the writes to memory
+    that it reads. If no value differs, the gradients of values are compared, in the order of backward, and then the
+    nesting and layout of results. The search needs no information from the pass, and the memory of two copies of all
+    values of a run.
 
     Args:
         model: a module, captured or not, a graph of torch.fx, or an exported program.
         recipe: a recipe, or the name of one.
         inputs: the arguments of a call.
         kwargs: its keyword arguments.
-        rtol: as for `verify`; by default the same bits are asked for.
+        rtol: as for `verify`; by default, the bits must be the same.
         atol: as for `verify`.
-        grad: also compare gradients; by default where the rewritten graph has them.
-        contracts: these and the others are for the passes, as for `fxlib.optimize`.
+        grad: whether to compare gradients, too; by default, if the rewritten graph has them.
+        contracts: this and the following arguments are for the passes, as for `fxlib.optimize`.
         assume: as for `fxlib.optimize`.
         profile: as for `fxlib.optimize`.
         workload: as for `fxlib.optimize`.
@@ -113,7 +114,7 @@ def bisect(
 
     Raises:
         CaptureError: the model cannot be captured.
-        PassError: the recipe is unknown, `inputs` is a lone tensor, or the graph itself does not run on the inputs.
+        PassError: the recipe is unknown, `inputs` is a single tensor, or the graph itself does not run on the inputs.
     """
     recipe = recipes.get(recipe)
     tolerance, (batch,) = Tolerance(rtol=rtol, atol=atol), batches_of(inputs, kwargs=kwargs)
@@ -155,7 +156,7 @@ def _check_runs(graph: GraphModule, batch: Batch, *, grad: bool) -> None:
 
 @contextmanager
 def _alone(*modules: GraphModule) -> Iterator[None]:
-    """Have captured modules run their graphs, whatever would have them run their originals."""
+    """Make captured modules run their graphs, whatever would make them run their originals."""
     held = [each._fxlib for each in modules if isinstance(each, CapturedModule)]
     before = [(each.original, each.mirror) for each in held]
     for each in held:
@@ -178,14 +179,14 @@ class _Side:
         return cls(nodes={node.name: node for node in graph.nodes}, lines=by_name(graph), steps=steps)
 
     def listing(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the lines of some nodes, in the order of the program."""
+        """Return the lines of some nodes, in program order."""
         wanted = [self.nodes[name] for name in self.nodes.keys() & set(names)]
         in_order = sorted(wanted)
         return tuple(self.lines.get(node.name) or node.format_node() or node.name for node in in_order)
 
 
 class _Trail:
-    """Two graphs, one run of each, and the way from the first value that differs to what the pass did."""
+    """Two graphs, one run of each, and the way from the first value that differs to the change of the pass."""
 
     def __init__(self, before: Graph, after: Graph, one: Steps, other: Steps, tolerance: Tolerance) -> None:
         self._before, self._after = _Side.of(before, one), _Side.of(after, other)
@@ -242,7 +243,7 @@ class _Trail:
         )
 
     def _sources(self, side: _Side, name: str, other: _Side) -> set[str]:
-        """Return the node and what the pass made anew behind it; or else who else wrote to what it reads."""
+        """Return the node and the new nodes that it depends on; or else the nodes that also wrote to what it reads."""
         region, ahead = {name} & side.nodes.keys(), [name] if name in side.nodes else []
         while ahead:
             for given in side.nodes[ahead.pop()].all_input_nodes:

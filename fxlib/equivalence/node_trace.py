@@ -1,4 +1,4 @@
-"""One run of a graph, node by node: what each node made, which gradient came back to it, and who wrote over what."""
+"""One run of a graph, node by node: the value of each node, its gradient, and the writes to memory."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PLAIN = (bool, int, float, complex, str)
 
 @dataclass(slots=True, kw_only=True)
 class Steps:
-    """What one run of a graph's nodes showed, by the name of the node. Tensors are copies, made at once."""
+    """The record of one run of a graph's nodes, by the name of the node. Tensors are copies, made at once."""
 
     values: dict[str, list[object]] = field(default_factory=dict)
-    """The tensors, numbers and texts in what each node made."""
+    """The tensors, numbers and strings in the value of each node."""
     forms: dict[str, dict[str, str]] = field(default_factory=dict)
     """The nesting of each value, and the layouts of its tensors."""
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -42,20 +42,20 @@ class Steps:
     failed: Node | None = None
     error: Exception | None = None
     hooks: list[RemovableHandle] = field(default_factory=list)
-    """Hooks that note gradients: on values of the run, some of which are the module's own parameters."""
+    """Handles of hooks that record gradients, on values of the run, some of which are the module's own parameters."""
 
     def writers_before(self, name: str) -> tuple[str, ...]:
-        """Return the nodes that had written, by the time the node `name` ran, to memory that it reads."""
+        """Return the nodes that had written to memory that the node `name` reads by the time it ran."""
         return tuple(writer for memory, count in self.reads.get(name, ()) for writer in self.writes[memory][:count])
 
 
 def follow(module: GraphModule, batch: Batch, *, grad: bool) -> Steps:
-    """Run a graph node by node on copies of its inputs, and put the module's state and the generators back.
+    """Run a graph node by node on copies of its inputs, and restore the module's state and the generators.
 
     It takes the memory of a copy of every value of the run.
 
     Raises:
-        PassError: the graph does not take these arguments.
+        PassError: the graph does not accept these arguments.
     """
     steps, outer = Steps(), THREAD.forward
     THREAD.forward = ForwardContext()
@@ -128,13 +128,13 @@ def _bound(module: GraphModule, batch: Batch) -> dict[Node, Any]:
     try:
         arguments = inspect.signature(module.forward).bind(*batch[0], **batch[1])
     except TypeError as error:
-        raise PassError(f"the graph does not take these arguments: {error}", where=type(module).__name__) from error
+        raise PassError(f"the graph does not accept these arguments: {error}", where=type(module).__name__) from error
     arguments.apply_defaults()
     values: list[Any] = list(arguments.arguments.values())
     if isinstance(module.graph._codegen, _PyTreeCodeGen):
         values = pytree.tree_leaves(values)
     if len(values) != len(placeholders):
-        raise PassError("the arguments are nested otherwise than the graph takes them", where=type(module).__name__)
+        raise PassError("the arguments are not nested as the graph takes them", where=type(module).__name__)
     return dict(zip(placeholders, values, strict=True))
 
 

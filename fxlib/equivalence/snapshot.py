@@ -1,6 +1,6 @@
-"""What one run of a module leaves behind: outputs, inputs, gradients, parameters, buffers, the random generator.
+"""The effects of one run of a module: outputs, inputs, gradients, parameters, buffers, the random generator.
 
-Of an output, a caller sees besides its values: containers, layouts, flags, and what shares its memory.
+Besides the values of an output, they include its containers, layouts and flags, and what shares its memory.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from fxlib.utils.pytree import leaves, structure
 
 GENERATOR = "random generator"
 Batch = tuple[tuple[object, ...], Mapping[str, object]]
-"""Arguments of one call, by position and by name."""
+"""Arguments of one call, positional and by keyword."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """Copies of all that a run left behind, by name, and the error that ended it."""
+    """Copies of everything that a run left behind, by name, and the error that ended it."""
 
     found: dict[str, object]
     error: Exception | None = None
 
 
 def left_behind(module: nn.Module, batches: Sequence[Batch], *, grad: bool) -> Left:
-    """Run a module on copies of the batches, one after another, and put its state and the generators back.
+    """Run a module on copies of the batches, one after another, and restore its state and the generators.
 
     Args:
-        module: what to run; from its parameters, buffers and generator state of now.
-        batches: what to run it on. The first that fails is the last.
-        grad: also run backward, from every output that takes a gradient; gradients add up over the batches.
+        module: the module to run, from its present parameters, buffers and generator state.
+        batches: the batches to run it on, up to the first that fails.
+        grad: whether to run backward, too, from every output that takes a gradient; gradients add up over the batches.
     """
     found: dict[str, object] = {}
     failed: Exception | None = None
@@ -59,7 +59,7 @@ def left_behind(module: nn.Module, batches: Sequence[Batch], *, grad: bool) -> L
 
 
 def _run(module: nn.Module, batch: Batch, found: dict[str, object], label: str, *, grad: bool) -> Exception | None:
-    """Run one batch, note what there is to see of it, and return the error that ended it."""
+    """Run one batch, record what can be observed of it, and return the error that ended it."""
     args, kwargs = inputs = copied(batch)
     failed: Exception | None = None
     try:
@@ -76,7 +76,7 @@ def _run(module: nn.Module, batch: Batch, found: dict[str, object], label: str, 
 
 
 def backward(output: object) -> None:
-    """Run backward from every tensor of a nest that takes a gradient, with cotangents that tell elements apart."""
+    """Run backward from every tensor of a nested value that takes a gradient, with distinct cotangents per element."""
     ends = [leaf for _, leaf in leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     generator = torch.Generator().manual_seed(0)
     drawn = [_cotangent(leaf, generator) for leaf in ends]
@@ -85,7 +85,7 @@ def backward(output: object) -> None:
 
 
 def _cotangent(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw what every floating-point dtype of 16 bits or more holds exactly, so that all of them get the same."""
+    """Draw numbers that every floating-point dtype of 16 bits or more represents exactly, so that all get the same."""
     if wraps(leaf) or leaf.is_nested or leaf.layout is not torch.strided:
         return torch.ones_like(leaf)
     with torch._C.DisableTorchFunction():
@@ -94,7 +94,7 @@ def _cotangent(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _named(name: str, value: object, *, gradients: bool = False) -> dict[str, object]:
-    """Name every leaf of a nest by its path; a tensor's gradient goes beside it."""
+    """Name every leaf of a nested value by its path; a tensor's gradient goes beside it."""
     found: dict[str, object] = {}
     for where, leaf in leaves(value, name):
         found[where] = _copied(leaf)
@@ -114,7 +114,7 @@ def _copied(value: object) -> object:
 
 
 def formed(name: str, value: object) -> dict[str, str]:
-    """Say of a nest what a caller sees of it besides values: containers, and class, layout and flags of tensors."""
+    """Describe what a caller sees of a nested value besides values: containers, class, layout and flags of tensors."""
     tensors = {where: leaf for where, leaf in leaves(value, name) if isinstance(leaf, torch.Tensor)}
     return {f"structure of {name}": structure(value)} | {
         f"form of {where}": _form(each) for where, each in tensors.items()
@@ -122,7 +122,7 @@ def formed(name: str, value: object) -> dict[str, str]:
 
 
 def _flags(module: nn.Module) -> tuple[str, ...]:
-    """Say which modules are in train mode, and which parameters take no gradient."""
+    """Return which modules are in train mode, and which parameters take no gradient."""
     training = [f"{path} in train mode" for path, each in local_modules(module) if each.training]
     return (*training, *(f"{name} frozen" for name, each in local_parameters(module).items() if not each.requires_grad))
 
@@ -130,13 +130,14 @@ def _flags(module: nn.Module) -> tuple[str, ...]:
 def _form(tensor: torch.Tensor) -> str:
     words = [type(tensor).__name__]
     if tensor.layout is torch.strided and not tensor.is_nested and not wraps(tensor):
-        shown = zip(tensor.shape, tensor.stride(), strict=True)  # of a single element, or none, a stride says nothing
+        # The stride of a dimension with one element, or none, means nothing.
+        shown = zip(tensor.shape, tensor.stride(), strict=True)
         words.append(f"strides {tuple(step if size > 1 and tensor.numel() else 0 for size, step in shown)}")
     return ", ".join([*words, *(["takes a gradient"] if tensor.requires_grad else [])])
 
 
 def _shared(module: nn.Module, inputs: object, output: object) -> tuple[str, ...]:
-    """Say which tensors of the output share memory with one another, with inputs or with the module's state."""
+    """Return which tensors of the output share memory with one another, with inputs or with the module's state."""
     holders: dict[int, str] = {}
     known = [*leaves(inputs, "input"), *_saved(module).items(), *_unsaved(module)]
     for where, leaf in known:
@@ -156,7 +157,7 @@ def _memory(leaf: object) -> int | None:
 
 
 def _saved(module: nn.Module) -> dict[str, Any]:
-    """Return the tensors that `state_dict` saves, as they are; a `RemoteModule` makes that fail, and has none here."""
+    """Return the tensors that `state_dict` saves, uncopied; a `RemoteModule` makes that fail, and has none here."""
     if next(remote_modules(module), None) is None:
         return module.state_dict(keep_vars=True)
     return local_tensors(module)

@@ -1,8 +1,9 @@
-"""Are two modules the same program? Run both from the same state on the same inputs, and compare all they leave behind.
+"""Checks whether two modules are the same program: runs both on the same state and inputs, and compares all effects.
 
-Compared are outputs, errors, what became of the inputs, gradients of parameters and inputs, parameters and buffers
-after the run, and the random generator. Servers are not: a module that calls some needs them to answer alike, and a
-trial of the service compares their state, too. Two roundings of one computation are told apart by the same in float64.
+It compares outputs, errors, the inputs after the run, gradients of parameters and inputs, parameters and buffers after
+the run, and the random generator. It does not compare servers: a module that calls servers needs them to answer alike,
+and a trial of the service also compares their state. To judge two roundings of one computation, both can be compared
+with the same in float64.
 """
 
 from __future__ import annotations
@@ -39,31 +40,31 @@ _CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16
 
 
 def in_float64(module: nn.Module, batches: Sequence[Batch], *, grad: bool) -> dict[str, object]:
-    """Run a copy of a module in float64, and return what it leaves behind, as `left_behind` does.
+    """Run a copy of a module in float64, and return its effects, as `left_behind` does.
 
     Parameters, buffers, inputs and all dtypes that the program names are widened. A captured module runs its original,
-    where it has one.
+    if it has one.
 
     Raises:
         PassError: the module calls servers, draws random numbers, cannot be copied, or cannot run in float64.
     """
     if isinstance(module, GraphModule) and any(is_call(node) or is_issue(node) for node in module.graph.nodes):
-        raise _none("it calls servers, which would be sent other values")
+        raise _none("it calls servers, which would receive other values")
     try:
         with warnings.catch_warnings(), _in_float64():
-            warnings.simplefilter("ignore", FxlibWarning)  # that the original runs is what is wanted
+            warnings.simplefilter("ignore", FxlibWarning)  # the original is meant to run
             left = left_behind(_widened(module), _wide(batches), grad=grad)
     except Exception as error:
         raise _none(f"{type(error).__name__}: {error}") from error
     if left.error is not None:
         raise _none(f"{type(left.error).__name__}: {left.error}") from left.error
     if not torch.equal(torch.get_rng_state(), _generator(left.found)):
-        raise _none("it draws random numbers, which are others in float64")
+        raise _none("it draws random numbers, which differ in float64")
     return left.found
 
 
 def _none(why: str) -> PassError:
-    hint = "Leave `reference` out, or put the module in eval mode if it draws random numbers in training alone."
+    hint = "Leave `reference` out, or put the module in eval mode if it draws random numbers only in training."
     return PassError(f"the first module has no float64 reference: {why}", where="verify", hint=hint)
 
 
@@ -88,7 +89,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _wide(value: Any) -> Any:
-    """Widen the tensors and dtypes of a nest; a tensor that takes a gradient stays one that does."""
+    """Widen the tensors and dtypes of a nested value; a tensor that takes a gradient keeps doing so."""
 
     def wide(each: Any) -> Any:
         if isinstance(each, torch.dtype):
@@ -101,7 +102,7 @@ def _wide(value: Any) -> Any:
 
 
 class _Widening(TorchFunctionMode):
-    """Has a program that names a narrower dtype compute in float64 all the same."""
+    """Makes a program that names a narrower dtype compute in float64."""
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -124,22 +125,22 @@ def _in_float64() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that is not the same: where ("output[0]", "grad of bottom.0.weight", ...), and how."""
+    """One difference: where it is ("output[0]", "grad of bottom.0.weight", ...), and how the two differ."""
 
     where: str
     how: str
 
     def __str__(self) -> str:
-        """One line."""
+        """Return the difference as one line."""
         return f"{self.where}: {self.how}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """How far one tensor of the second module is from the first one's; both, from the reference where there is one.
+    """How far one tensor of the second module is from the first one's, and both from the reference, if there is one.
 
-    `absolute` is the largest difference of two elements. The others are that over the largest magnitude of what it is
-    measured against; infinity, where one side alone is not finite.
+    `absolute` is the largest difference of two elements. The others divide such a difference by the largest magnitude
+    of the tensor that it is measured against; they are infinite if only one side is not finite.
     """
 
     where: str
@@ -155,28 +156,28 @@ class Verification:
 
     differences: tuple[Difference, ...]
     compared: tuple[str, ...]
-    """All that was compared, by name."""
+    """Names of everything that was compared."""
     distances: tuple[Distance, ...] = ()
-    """Of the floating-point tensors whose bits are not the same, and with a reference, of all that it has."""
+    """Distances of the floating-point tensors whose bits differ and, with a reference, of all tensors in it."""
     tolerance: Tolerance = field(default_factory=Tolerance)
     notes: tuple[str, ...] = ()
-    """Further sentences on the comparison."""
+    """Further remarks on the comparison, as sentences."""
 
     @property
     def max_absolute_error(self) -> float:
-        """The largest difference of two elements; 0 where all bits are the same."""
+        """The largest difference of two elements; 0 if all bits are the same."""
         return max((each.absolute for each in self.distances), default=0.0)
 
     @property
     def max_relative_error(self) -> float:
-        """The largest error of a tensor in the norm of the maximum; 0 where all bits are the same."""
+        """The largest error of a tensor in the maximum norm; 0 if all bits are the same."""
         return max((each.relative for each in self.distances), default=0.0)
 
     def __bool__(self) -> bool:
         return not self.differences
 
     def __str__(self) -> str:
-        """What differs, a line each, and how far apart the modules are at most."""
+        """Return the differences, one per line, and the largest errors of the two modules."""
         known = len(self.compared)
         head = f"the same in {known} respects, {self.tolerance}"
         if self.differences:
@@ -205,25 +206,26 @@ def verify(
     grad: bool = True,
     reference: Literal["float64"] | None = None,
 ) -> Verification:
-    """Run `a` and `b` on copies of `inputs` and compare bit for bit, or within a tolerance.
+    """Run `a` and `b` on copies of `inputs` and compare them bit for bit, or within a tolerance.
 
-    Both start from the parameters, buffers and generator state of now, and these are put back at the end.
+    Both start from the present parameters, buffers and generator state, which are restored at the end.
 
     Args:
         a: a module of any kind, or an exported program.
         b: another one.
         inputs: the arguments of a call.
-        more: of further calls, which both modules make one after another.
+        more: the arguments of further calls, which both modules make one after another.
         kwargs: keyword arguments of every call.
-        rtol: how far an element may be off, relative to `b`'s; with `atol` 0, too, the same bits are asked for.
-        atol: how far an element may be off besides.
-        grad: also compare gradients, of all outputs that take one, with respect to parameters and to inputs that
-            require it.
-        reference: "float64": also say how far both are from what `a` computes in float64.
+        rtol: how far an element may be off, relative to `b`'s; if this and `atol` are 0, the bits must be the same.
+        atol: how far an element may be off in addition.
+        grad: whether to compare gradients, too, of all outputs that take one, with respect to parameters and to inputs
+            that require it.
+        reference: "float64": also measure how far both are from the result of `a` in float64.
 
     Raises:
         PassError: inputs are a lone tensor, a tolerance is negative, the modules do not run on the inputs (both raise
-            the same error; names node, module path and line as far as they are known), or there is no reference.
+            the same error; the message names node, module path and line as far as they are known), or there is no
+            reference.
     """
     batches, a, b = batches_of(inputs, *more, kwargs=kwargs), as_module(a), as_module(b)
     tolerance = Tolerance(rtol=rtol, atol=atol)
@@ -253,7 +255,7 @@ def batches_of(*batches: Sequence[object], kwargs: Mapping[str, object] | None) 
     """Return the calls that arguments describe.
 
     Raises:
-        PassError: a lone tensor stands in the place of a sequence.
+        PassError: a single tensor was passed instead of a sequence.
     """
     if any(isinstance(each, torch.Tensor) for each in batches):
         raise PassError("inputs is one tensor", where="verify", hint="Pass a sequence of the arguments: [x].")
@@ -261,7 +263,7 @@ def batches_of(*batches: Sequence[object], kwargs: Mapping[str, object] | None) 
 
 
 def stands_in(module: nn.Module, batches: Sequence[Batch] = (), *, grad: bool) -> str:
-    """Return why a captured module runs its original in place of its graph, in words; empty if it does not."""
+    """Return why a captured module runs its original instead of its graph, in words; empty if it does not."""
     if not isinstance(module, CapturedModule) or module._fxlib.original is None:
         return ""
     state, codegen = module._fxlib, module.graph._codegen

@@ -1,4 +1,7 @@
-"""Measured steps of a program as a `fxlib.spec.profile.Profile`: how they are taken, saved and described."""
+"""Measured steps of a program as a `fxlib.spec.profile.Profile`: how they are taken, saved and described.
+
+What a plan makes of a profile is decided in `fxlib.analysis.cost`.
+"""
 
 from fxlib.profiling.api import profile
 from fxlib.profiling.file import load_profile, save_profile

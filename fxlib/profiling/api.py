@@ -1,4 +1,4 @@
-"""Profile a model in the user's own live RPC world, and leave everything as it was."""
+"""Profiles a model in the user's own live RPC world, and leaves everything unchanged."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ _STEPS_THAT_WRITE = 1
 def profile(
     model: Model, batches: Sequence[object] | Workload, *, steps: int | None = None, pushes: bool = False
 ) -> Profile:
-    """Run a few steps of a model in this process's live RPC world; return what they took and what travelled.
+    """Run a few steps of a model in this process's live RPC world, and return its profile.
 
-    Nothing is changed, except for what `pushes` asks for: no gradient is pushed, the optimizer makes its steps on
-    copies, and parameters, buffers, gradients, training flags and random generators are put back. Of the model's own
-    remote calls, those that write do so, once for each step run, as the program would; such a model is run for two
-    steps, the first of which warms up, and the profile's notes say so. Then calls that are declared to change nothing
-    are repeated, many at once, to measure how their servers answer. Profiling takes memory for one copy of the
-    parameters, and seconds rather than minutes.
+    Nothing changes, except by `pushes`: no gradient is pushed, the optimizer takes its steps on copies, and
+    parameters, buffers, gradients, training flags and random generators are restored. Remote calls of the model that
+    write do so once for each step, as in the program; such a model runs for two steps, the first of which warms up,
+    and the profile's notes say so. Then calls that are declared to change nothing are repeated, many at once, to
+    measure how their servers answer. Profiling takes memory for one copy of the parameters, and seconds rather than
+    minutes.
 
-    A model that cannot be captured, which `Client.optimize` would keep as it is, ends with a warning and a profile of
-    nothing, so that the launcher trains on; so does FXLIB_DISABLE, without a warning and without a step.
+    A model that cannot be captured, and that `Client.optimize` would leave unchanged, gives a warning and an empty
+    profile, so that the launcher trains on; FXLIB_DISABLE gives an empty profile without a warning or a step.
 
     Args:
-        model: a module, captured or not, a graph of torch.fx, or an exported program. What cannot be traced is
-            exported with the batches.
-        batches: batches as for `Workload`: then the forward alone is measured. Or the workload itself: then loss,
-            backward and optimizer are, too. Batches that it describes are drawn from its seed.
-        steps: how many to measure, after those that warm up.
-        pushes: push the gradients of remote results after each backward, as `fxlib.push_gradients` does, to measure
-            what pushes take. The servers keep what they make of them; the notes say how many steps did so. Otherwise a
-            push is taken to need what its call needs.
+        model: a module, captured or not, a graph of torch.fx, or an exported program. A model that cannot be
+            traced is exported with the batches.
+        batches: batches as for `Workload`, to measure the forward alone; or the workload itself, to measure loss,
+            backward and optimizer, too. Batches that it describes are drawn from its seed.
+        steps: number of steps to measure, after the warm-up steps.
+        pushes: whether to push the gradients of remote results after each backward, as `fxlib.push_gradients` does, to
+            measure the pushes. The servers apply them; the notes say in how many steps. Otherwise a push is assumed to
+            take as long as its call.
 
     Raises:
-        FxlibError: the graph holds batches of calls, or the original's own forward runs in its place.
-        WorkloadError: the batches are none, `steps` is not positive, or `pushes` is asked for without a workload of
+        FxlibError: the graph holds batches of calls, or the original's own forward runs instead of it.
+        WorkloadError: the batches are not valid, `steps` is not positive, or `pushes` is set without a workload of
             local autograd.
-        Exception: whatever the model raises, or a push.
+        Exception: whatever the model or a push raises.
     """
     if disabled():
         return Profile(notes=(f"{DISABLE} is set",))
@@ -103,7 +103,7 @@ def measured(
     warmups = 1 if writing else WARMUPS
     module = _sibling(captured)
     with state_kept(captured):
-        # Calls that write are not made more often than the notes say.
+        # Calls that write are made no more often than the notes say.
         inputs = _inputs(described, batches_of(count, warmups, calibrates=not writing))
         step = _Step(module, captured, inputs, workload, pushes=pushes)
         found = measure(
@@ -119,7 +119,7 @@ def measured(
         own_s = optimizer_s(captured, described.trainer_optimizer) if local else 0.0
     notes = list(_notes(found, workload, writing, count + warmups))
     if elsewhere := accelerators_of(captured):
-        times = "times of local work are those of launching it, and not of running it"
+        times = "times of local work are for launching it, not for running it"
         notes.append(f"weights are on {', '.join(elsewhere)}: {times}")
     if pushes:
         notes.append(f"gradients were pushed, in each of {step.pushed} steps")
@@ -134,9 +134,9 @@ def measured(
 
 
 class _Step:
-    """Runs one step: forward, loss and backward, as far as the workload has them, and pushes if they are asked for.
+    """Runs one step: forward, loss and backward, as far as the workload has them, and pushes on request.
 
-    Nothing but pushes outlasts a step. `pushed` counts the steps that had gradients to push.
+    Only pushes outlast a step. `pushed` counts the steps that had gradients to push.
     """
 
     def __init__(
@@ -182,12 +182,12 @@ def _sequence(batches: object) -> Sequence[object]:
     if isinstance(batches, Sequence):
         return batches
     raise WorkloadError(
-        f"{type(batches).__name__} is no sequence of batches", where="profile(batches=)", hint="Pass [batch, ...]."
+        f"{type(batches).__name__} is not a sequence of batches", where="profile(batches=)", hint="Pass [batch, ...]."
     )
 
 
 def _sibling(captured: GraphModule) -> CapturedModule:
-    """Return a module over the same state with a tape of its own: what it tracks is never pushed."""
+    """Return a module over the same state with a tape of its own, whose tracked gradients are never pushed."""
     graph = torch.fx.Graph(tracer_cls=captured.graph._tracer_cls)
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in captured.graph.nodes:
@@ -197,7 +197,7 @@ def _sibling(captured: GraphModule) -> CapturedModule:
 
 
 def _inputs(workload: Workload, numbers: Sequence[int]) -> Iterator[Batch]:
-    """Return copies of batches, since a model may write its inputs; all of them made now, so that no step has to."""
+    """Return copies of batches, since a model may write its inputs; all are made now, so that no step has to."""
     spec = workload.spec
     batches = cycle(workload.real_batches if spec is None else draw(spec, workload.seed))
     drawn = list(islice(batches, max(numbers) + 1))
@@ -205,19 +205,19 @@ def _inputs(workload: Workload, numbers: Sequence[int]) -> Iterator[Batch]:
 
 
 def copy_of(batch: Batch) -> Batch:
-    """Return a batch of copies, which a model may write."""
+    """Return a copy of a batch, which a model may write."""
     inputs, kwargs, target = copied((batch.inputs, dict(batch.kwargs), batch.target))
     return Batch(inputs=inputs, kwargs=kwargs, target=target)
 
 
 def accelerators_of(module: GraphModule) -> list[str]:
-    """Return the kinds of devices besides the processor that hold weights."""
+    """Return the types of devices, other than the CPU, that hold weights."""
     held = {each.device.type for each in (*module.parameters(), *module.buffers())}
     return sorted(held - {"cpu", "meta"})
 
 
 def calls_that_may_write(module: GraphModule, workload: Workload) -> list[str]:
-    """Return the calls that may change something on a server: all whose contract does not say otherwise."""
+    """Return the calls that may change something on a server: those whose contract does not rule it out."""
     found = []
     for node in module.graph.nodes:
         if not (is_call(node) or is_issue(node) or node.target is ops.create):
@@ -237,9 +237,9 @@ def _notes(found: Profile, workload: Workload | None, writing: list[str], runs: 
         told = f"{names} may write, and did so in each of {runs} steps, the first of which is not in the figures"
         yield f"{told}; the figures of a single step are rough, steps=10 measures more" if found.steps == 1 else told
     if workload is None:
-        yield "loss, backward and optimizer are not in it: it was made from batches, and not from a workload"
+        yield "loss, backward and optimizer are missing: the profile was made from batches, not from a workload"
     if workload is not None and workload.mode == "distributed":
-        yield "the servers' optimizers made no step"
+        yield "the servers' optimizers took no step"
     if workload is not None and workload.accumulation > 1:
         yield f"of {workload.accumulation} backwards for each optimizer step, one is in the figures"
 
@@ -270,12 +270,12 @@ def optimizer_s(module: nn.Module, described: Optimizer) -> float:
     optimizer = build_optimizer(described, copies)
     if optimizer is None:
         return 0.0
-    optimizer.step()  # the first one makes the optimizer's own state
+    optimizer.step()  # the first step creates the optimizer's state
     return median(_step_s(optimizer) for _ in range(_REPEATS))
 
 
 def parameters_in(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that live in this process, each once."""
+    """Return the parameters that are in this process, each once."""
     found = [each for _, part in local_modules(module) for each in part._parameters.values() if each is not None]
     return list(dict.fromkeys(found))
 

@@ -1,4 +1,4 @@
-"""Profiles as files: a mark of eight bytes, then the profile as a protobuf message. Nothing in it is ever executed."""
+"""Profiles as files: a mark of eight bytes, then the profile as a protobuf message. Nothing in a file is executed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MAX_BYTES = 64 << 20
 
 
 def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write a profile to a file, by convention `*.fxp`. The file appears whole, or not at all.
+    """Write a profile to a file, by convention `*.fxp`. The file is written atomically.
 
     Raises:
-        WireError: a leaf of a result has no place in the format.
+        WireError: the format cannot represent a leaf of a result.
         OSError: the file cannot be written.
     """
     message = protocol.profile_to_proto(profile).SerializeToString(deterministic=True)
@@ -35,7 +35,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 
     Raises:
         LimitError: the file exceeds a limit.
-        WireError: the file is no profile, is truncated, or holds a figure that is none.
+        WireError: the file is not a profile, is truncated, or holds an invalid figure.
         OSError: the file cannot be read.
     """
     with Path(path).open("rb") as file:
@@ -47,5 +47,5 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     try:
         message = profile_pb2.Profile.FromString(data[len(MARK) :])
     except DecodeError as error:
-        raise WireError(f"the file holds no profile: {error}", where=str(path)) from error
+        raise WireError(f"the file does not hold a profile: {error}", where=str(path)) from error
     return protocol.profile_from_proto(message)

@@ -1,4 +1,4 @@
-"""Measure whole steps of a module in a live RPC world, and sum them up; the caller says how one step is run.
+"""Measures whole steps of a module in a live RPC world, and summarizes them; the caller says how to run one step.
 
 A profile has medians over steps, scaled so that the parts add up to the whole.
 """
@@ -52,25 +52,25 @@ def measure(
     calibrates: bool = False,
     recorded: bool = False,
 ) -> Profile:
-    """Run whole steps and return the profile of the module; then probe its servers by repeating the module's own reads.
+    """Run whole steps, probe the servers by repeating the module's own reads, and return the profile of the module.
 
-    While they run, one call is in flight at a time, so that they take as long as the steps of a blocking program.
+    While steps run, one call is in flight at a time, so that they take as long as the steps of a blocking program.
 
     Args:
         module: the captured module, with no batches of calls in it.
-        step: runs one step, `module`'s forward among it. It tells its parts apart by spans "loss" and "backward" of the
-            current recording; `push_gradients` tells "push" by itself.
-        steps: number of steps that are measured.
-        warmups: number of steps before these, which are not measured.
+        step: runs one step, including `module`'s forward. It marks its parts by spans "loss" and "backward" of the
+            current recording; `push_gradients` marks "push" by itself.
+        steps: number of steps to measure.
+        warmups: number of steps before these that are not measured.
         contracts: the contracts of remote functions that declare none, by name.
         probing_s: seconds after which no further server is probed.
-        calibrates: run further steps, on the batches that `fxlib.profiling.runs.batches_of` tells: whole ones as they
-            are, and others whose calls return what they returned last. They tell local work apart from what standing
-            still in calls adds to it.
+        calibrates: whether to run further steps, on the batches from `fxlib.profiling.runs.batches_of`: whole ones, and
+            others whose calls return their last results. They separate local work from what standing still in calls
+            adds to it.
         recorded: whether `step` runs under distributed autograd, which records calls.
 
     Raises:
-        FxlibError: the graph holds batches, or its code did not run in a step: the original's own forward did.
+        FxlibError: the graph holds batches, or a step ran the original's own forward instead of its code.
         Exception: whatever a step raises.
     """
     runs = Runs(module, step, calibrates=calibrates and not any(is_issue(node) for node in module.graph.nodes))
@@ -95,7 +95,7 @@ def contract_of(call: Node, contracts: Mapping[str, Contract]) -> Contract | Non
 
 
 def _with_local_work(found: Profile, runs: Runs) -> Profile:
-    """Add the local work of the step; it is taken from the steps that made no call, where there are any."""
+    """Add the local work of the step, taken from the steps that made no call, if there are any."""
     local, others = undisturbed(runs.local or runs.whole)
     whole, _ = undisturbed(runs.whole)
     after = whole if _is_carried(found) else local
@@ -106,23 +106,23 @@ def _with_local_work(found: Profile, runs: Runs) -> Profile:
         nodes=_nodes_of([forward for sample in local for forward in sample.forwards]),
         loss_s=median(each.spans_s["loss"] for each in local),
         backward_s=median(each.spans_s["backward"] for each in after),
-        # What an autograd context costs that spans servers is paid where it ends, and only where they take part.
+        # The cost of an autograd context that spans servers arises where the context ends, and only if they take part.
         rest_s=median(each.rest_s for each in after),
     )
     return replace(made, least_share=_least_share(made, local, whole))
 
 
 def _is_carried(found: Profile) -> bool:
-    """Whether servers take part in backward, which is then only whole in steps that make their calls."""
+    """Return whether servers take part in backward, which is then complete only in steps that make their calls."""
     returned = (call.returns for call in found.calls)
     return any(each.requires_grad for each in returned if isinstance(each, TensorShape))
 
 
 def _calibrated(found: Profile, runs: Runs) -> Profile:
-    """Add what waiting in calls costs the local work that follows, and the least local work that was measured."""
+    """Add the cost of waiting in calls to the local work that follows, and the least local work that was measured."""
     if not runs.calibrates or any(len(sample.forwards) != 1 for sample in runs.whole):
         return found
-    # Once more, since whatever else the machine does comes in bursts.
+    # The steps run once more, since other load on the machine comes in bursts.
     cold = [*runs.run_locally(), *runs.cold]
     step_s = median(own_s([passed_s for passed_s, _ in runs.unclocked_s], [cpu_s for _, cpu_s in runs.unclocked_s]))
     pushes_s = median(each.spans_s["push"] for each in runs.whole)
@@ -173,7 +173,7 @@ def _servers(
 
 
 def _reads(runs: Runs, contracts: Mapping[str, Contract]) -> dict[str, Read]:
-    """Return the calls that may be repeated, as they were last made."""
+    """Return the calls that may be repeated, with their last arguments."""
     found: dict[str, Read] = {}
     for name, sample in runs.whole[-1].forwards[-1].calls.items():
         contract = contract_of(sample.node, contracts)
@@ -214,7 +214,7 @@ def _nodes_of(forwards: Sequence[Forward]) -> tuple[NodeProfile, ...]:
 
 
 def _calls_of(steps: Sequence[StepSample], local: Sequence[StepSample], notes: list[str]) -> tuple[CallProfile, ...]:
-    """Return every call, with the push of its gradient if there is one; `local` tells when that is ready."""
+    """Return every call, with the push of its gradient if there is one; `local` shows when that is ready."""
     forwards = [forward for step in steps for forward in step.forwards]
     pushes, ready = _pushes(steps), _pushes(local)
     return tuple(
@@ -232,10 +232,10 @@ def _calls_of(steps: Sequence[StepSample], local: Sequence[StepSample], notes: l
 
 
 def _least_share(found: Profile, local: Sequence[StepSample], whole: Sequence[StepSample]) -> float:
-    """Return the least time that was seen of the local work, as a share of what the profile says of it.
+    """Return the shortest measured time of the local work, as a share of its time in the profile.
 
-    It is the least such share of the parts that a bound adds up: the nodes, what follows the forward, the handling of
-    calls, and all of them. Each counts with the least that any step took for it.
+    It is the smallest such share among the parts that a bound adds up: the nodes, what follows the forward, the
+    handling of calls, and all of them together. Each counts with its shortest time in any step.
 
     Args:
         found: the profile.
@@ -265,7 +265,7 @@ def _after(steps: Sequence[StepSample]) -> Iterator[list[float]]:
 
 
 def _waking(calls: Sequence[CallProfile], missing_s: float) -> tuple[CallProfile, ...]:
-    """Divide among the calls what a step takes longer than its parts: the program waits once in each call."""
+    """Divide the time by which a step takes longer than its parts among the calls, which each make the program wait."""
     wake_s = max(0.0, missing_s / len(calls)) if calls else 0.0
     return tuple(replace(call, wake_s=wake_s) for call in calls)
 
@@ -275,9 +275,11 @@ def _call(
 ) -> CallProfile:
     last = samples[-1]
     if any(each.returns != last.returns for each in samples):
-        notes.append(f"{name}: what it returns differs from step to step; the last one is kept")
+        notes.append(f"{name}: its results differ in structure from step to step; the last one is kept")
     if not last.told:
-        notes.append(f"{name}: what it returns is not only tensors, numbers and text; the rest cannot be replayed")
+        notes.append(
+            f"{name}: its result does not only consist of tensors, numbers and text; the rest cannot be replayed"
+        )
     issues_s, waits_s = handling_s(samples)
     call = CallProfile(
         call=name,
@@ -294,7 +296,7 @@ def _call(
 
 
 def _with_push(call: CallProfile, pushes: Sequence[tuple[PushSample, float | None]]) -> CallProfile:
-    """Add the push of a call's gradient; where none was sent, its cost is taken from the call."""
+    """Add the push of a call's gradient; if none was sent, its cost is taken from the call."""
     last = pushes[-1][0]
     own_s = call.issue_s + call.wait_s
     sent = [max(0.0, seconds - own_s) for _, seconds in pushes if seconds is not None]

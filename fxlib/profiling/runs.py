@@ -1,4 +1,4 @@
-"""Run steps of a module to measure them: with a clock between its nodes, without calls, and unchanged.
+"""Runs steps of a module to measure them: with a clock between its nodes, without calls, and unchanged.
 
 With the clock, one call is in flight at a time.
 """
@@ -35,10 +35,10 @@ class Stopwatch(Recording):
     """A recording in which one module runs its instrumented code."""
 
     def __init__(self, module: GraphModule, instrumented: Instrumented) -> None:
-        """Have `module` run `instrumented`, which was made from it."""
+        """Let `module` run `instrumented`, which was made from it."""
         super().__init__()
         self.cpu_s: dict[str, float] = {}
-        """Processor time of the thread in the spans of each kind."""
+        """Processor time of the thread in the spans of each kind, in seconds."""
         self._module = module
         self._instrumented = instrumented
 
@@ -60,27 +60,27 @@ class Stopwatch(Recording):
 STEPS = 10
 WARMUPS = 2
 _BETWEEN = 2
-"""Number of measured steps after which further ones are run."""
+"""Number of measured steps after which further ones run."""
 _IDLE_S = 0.1
 _LOCAL_STEPS = 3
-"""Number of further steps without calls that are run in a row."""
+"""Number of further steps without calls that run in a row."""
 
 _PARTS = ("loss", "backward", "push")
 
 
 class Runs:
-    """Steps of a module, and what they left behind.
+    """Steps of a module, and their samples.
 
     Args:
         module: the captured module, with no batches of calls in it.
-        step: runs one step, `module`'s forward among it.
-        calibrates: whether further steps are run among those that are measured.
+        step: runs one step, including `module`'s forward.
+        calibrates: whether further steps run between the measured ones.
 
     Attributes:
-        whole: samples of the steps that were asked for.
+        whole: samples of the requested steps.
         local: samples of further steps, whose calls return what they returned last.
-        cold: samples of the first of each row of those: it runs with the caches and clock frequencies that waiting has
-            left.
+        cold: samples of the first step in each row of those, which runs with the caches and clock frequencies that
+            waiting has left.
         unclocked_s: seconds of further steps that ran unchanged: wall-clock time, and the thread's processor time.
         used_s: the processor time that all processes of this host took meanwhile, step by step, where it is known.
         idle_cores: how many cores they keep busy while the step stands still.
@@ -103,11 +103,11 @@ class Runs:
 
     @property
     def made(self) -> Mapping[str, tuple[Any, ...]]:
-        """What each call's operator was last called with, by the call's name."""
+        """The arguments with which each call's operator was last called, by the call's name."""
         return self._instrumented.made
 
     def run(self, steps: int, warmups: int) -> None:
-        """Run this number of measured steps, after those that warm up.
+        """Run this number of measured steps, after the warm-up steps.
 
         Raises:
             FxlibError: the module's own code did not run in a step.
@@ -130,7 +130,7 @@ class Runs:
             self.idle_cores = (after_s - before_s) / passed_s
 
     def run_locally(self) -> list[StepSample]:
-        """Run steps that make no call; the first of them counts as cold, the rest is returned."""
+        """Run steps that make no call; record the first of them as cold, and return the others."""
         self._instrumented.replays = True
         try:
             cold, *warm = [self._sample() for _ in range(_LOCAL_STEPS)]
@@ -173,9 +173,9 @@ class Runs:
 
 
 def batches_of(steps: int, warmups: int, *, calibrates: bool) -> list[int]:
-    """Return for each step that is run, in order, which batch it takes, by number.
+    """Return, for each step in order, the number of the batch that it takes.
 
-    A further step takes the batch of the step before it, since the results that its calls repeat may fit no other.
+    A further step takes the batch of the step before it, since the results that its calls repeat may not fit another.
     """
     further = (1 + _LOCAL_STEPS) if calibrates else 0
     numbers = list(range(warmups))
@@ -187,20 +187,20 @@ def batches_of(steps: int, warmups: int, *, calibrates: bool) -> list[int]:
 class Instrumented:
     """Stands in for the generated code of a module.
 
-    `forwards` grows by one with each run; `made` holds what each call's operator was last called with, by its name.
-    Where `replays` is set, no call is made; each returns what it returned last, so that only the local work is left.
-    The code is generated from the same graph, by the same code generator, so that signature, order and the moments at
-    which values are freed are those of the module's own.
+    `forwards` grows by one with each run; `made` holds the arguments with which each call's operator was last called,
+    by its name. If `replays` is set, no call is made, and each returns its last result, so that only the local work is
+    left. The code is generated from the same graph, by the same code generator, so that signature, order and the
+    moments at which values are freed are those of the module's own.
 
     Raises:
-        FxlibError: the graph holds batches of calls, in which the time of a single call cannot be told.
+        FxlibError: the graph holds batches of calls, in which the time of a single call cannot be measured.
     """
 
     def __init__(self, module: GraphModule) -> None:
         """Generate the code."""
         if (batch := next(filter(is_batch, module.graph.nodes), None)) is not None:
             raise FxlibError(
-                "calls that travel as one have no times of their own",
+                "calls that travel in one message have no times of their own",
                 where=f"node {batch.name}",
                 hint="Profile the module as captured, not a rewritten one.",
             )
@@ -224,7 +224,7 @@ class Instrumented:
         return result
 
     def backward_begins(self) -> None:
-        """Count the arrival of gradients from now."""
+        """Start counting the arrival of gradients."""
         self._backward_from = time.perf_counter()
 
     def _forward(self) -> Forward:
@@ -282,11 +282,11 @@ class Instrumented:
         def track(*args: Any) -> Any:
             forward = current_forward()
             before = 0 if forward is None else len(forward.tracked)
-            # Never the operator whose pushes travel together: each is measured alone.
+            # The operator whose pushes travel together is never used: each push is measured alone.
             result = ops.track_gradient(*args)
             if forward is not None and len(forward.tracked) > before:
                 self._watch(name, forward.tracked[-1], result)
-                if self.replays:  # a gradient of what no server returned goes nowhere
+                if self.replays:  # the gradient of a value that no server returned is dropped
                     forward.tracked.pop()
             return result
 
@@ -312,7 +312,7 @@ def _again(kept: Any, takes_gradient: bool) -> Any:
 
 
 class _Clock:
-    """Measures the time from one node to the next; the generated code calls its functions."""
+    """Measures the time from one node to the next through functions that the generated code calls."""
 
     def __init__(self) -> None:
         self._last = self._last_cpu = 0.0
@@ -322,12 +322,12 @@ class _Clock:
         self._own_s, self._own_cpu_s = self._calibrated()
 
     def start(self, forward: Forward) -> float:
-        """Note what follows in `forward`, and return the time."""
+        """Record what follows in `forward`, and return the time."""
         self._forward, self._last, self._last_cpu = forward, time.perf_counter(), time.thread_time()
         return self._last
 
     def _functions(self) -> tuple[Callable[[], None], Callable[[str, Any], None]]:
-        # Functions, not methods: code generation names what it calls by `__module__` and `__qualname__`.
+        # These are functions, not methods: code generation uses `__module__` and `__qualname__` to name them.
         def reset() -> None:
             self._last, self._last_cpu = time.perf_counter(), time.thread_time()
 
@@ -342,7 +342,7 @@ class _Clock:
         return reset, tick
 
     def _calibrated(self) -> tuple[float, float]:
-        """Return the seconds that the clock itself adds to each reading, of wall-clock and of processor time."""
+        """Return the seconds that the clock itself adds to each reading, in wall-clock and in processor time."""
         self.start(forward := Forward())
         for each in range(_CALIBRATION):
             self.tick(str(each), None)

@@ -1,4 +1,4 @@
-"""The measurements of one step, before a profile sums them up, and the steps as they are without other processes.
+"""The measurements of single steps, before a profile summarizes them, and their correction for other processes.
 
 While another process has the trainer's core, time passes in which the trainer's thread does nothing. So each piece of
 local work counts as the processor time of that thread, plus the least time by which any repetition of it took longer
@@ -15,7 +15,7 @@ from torch.fx import Node
 from fxlib.spec.profile import Result
 
 NOTEWORTHY = 0.1
-"""The share of the local work's time from which on a profile's notes say that other processes took it."""
+"""Share of the local work's time above which a profile's notes say that other processes took it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class CallSample:
     service_s: float = 0.0
     wait_s: float = 0.0
     wait_cpu_s: float | None = None
-    """Seconds of processor time that the trainer's thread spent in the wait; None where that is not known."""
+    """Seconds of processor time that the trainer's thread spent in the wait; None if unknown."""
     response_bytes: int = 0
     returns: Result | None = None
     told: bool = True
@@ -49,7 +49,7 @@ class PushSample:
     """The call's index in program order."""
     request_bytes: int
     ready_s: float | None = None
-    """Seconds from the start of backward to the arrival of the gradient; None: none arrived."""
+    """Seconds from the start of backward to the arrival of the gradient; None if none arrived."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,10 +62,10 @@ class Forward:
     """Seconds of processor time that the trainer's thread spent in the same work, by node."""
     output_bytes: dict[str, int] = field(default_factory=dict)
     calls: dict[str, CallSample] = field(default_factory=dict)
-    """The calls, by their name as captured."""
+    """The calls by their name as captured."""
     pushes: list[PushSample] = field(default_factory=list)
     graph_s: float = 0.0
-    """Seconds from the first node to the last, calls among them."""
+    """Seconds from the first node to the last, calls included."""
     graph_cpu_s: float = 0.0
 
 
@@ -85,24 +85,19 @@ class StepSample:
 
     @property
     def rest_s(self) -> float:
-        """Seconds of the step besides its forwards' nodes, the loss, backward and the pushes."""
+        """Seconds of the step besides the nodes of its forwards, the loss, backward and the pushes."""
         parts = sum(each.graph_s for each in self.forwards) + sum(self.spans_s.values())
         return max(0.0, self.step_s - parts)
 
 
 def own_s(passed_s: Sequence[float], cpu_s: Sequence[float]) -> list[float]:
-    """Return how long each repetition of one piece of work would have taken had no other process taken its core.
-
-    Args:
-        passed_s: seconds that passed.
-        cpu_s: processor time of the thread in them, one for each.
-    """
+    """Return how long each repetition of one piece of work would have taken if no other process had taken its core."""
     idle_s = max(0.0, min((each - own for each, own in zip(passed_s, cpu_s, strict=True)), default=0.0))
     return [min(each, own + idle_s) for each, own in zip(passed_s, cpu_s, strict=True)]
 
 
 def undisturbed(steps: Sequence[StepSample]) -> tuple[list[StepSample], float]:
-    """Return steps as they are without other processes, and the share of their local work that these took."""
+    """Return steps corrected for other processes, and the share of their local work that these processes took."""
     if not steps or any(len(step.forwards) != len(steps[0].forwards) for step in steps):
         return list(steps), 0.0
     forwards = [forward for step in steps for forward in step.forwards]

@@ -1,6 +1,6 @@
-"""Probe a server: with an empty call, a large transfer, equal reads at the same time, and reads in a batch.
+"""Probes a server: with an empty call, a large transfer, equal reads at the same time, and reads in a batch.
 
-Only functions of `fxlib.batch`, and reads that the program itself makes, are called, the reads with its own arguments.
+It only calls functions of `fxlib.batch`, and reads that the program itself makes, with the program's own arguments.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ IN_A_BATCH = 8
 PAYLOAD_BYTES = (1 << 18, 1 << 20, 1 << 22, 1 << 24)
 """Sizes of large transfers, in bytes; the first that takes long enough is used."""
 ASSUMED_BYTES_PER_S = 1e9
-"""The bandwidth that is assumed where no transfer was large enough to measure it."""
+"""Bandwidth in bytes per second that is assumed if no transfer was large enough to measure it."""
 
 _REPEATS = 5
 _PAIRS = 9
 _MAX_NOTE = 200
 _LONG_ENOUGH_S = 5e-3
 _PATIENCE_S = 1.0
-"""Seconds: reads that take longer than this together are not sent in greater numbers."""
+"""Seconds; if reads take longer than this together, no greater number of them is sent."""
 _SAMPLE_S = 0.5
-"""Seconds after which a measurement is not repeated: a long one is accurate enough alone."""
+"""Seconds after which a measurement is not repeated, since a long one is accurate enough alone."""
 _SATURATED = 0.6
 _OVERHEAD = 0.25
-"""The largest share of a read's service time that is attributed to this process."""
+"""Largest share of a read's service time that is attributed to this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A call of the program that changes nothing on its server, as it was last made."""
+    """A call of the program that changes nothing on its server, with its last arguments."""
 
     to: Any
     function: str
@@ -73,12 +73,12 @@ class Probed:
 
 
 def probe(name: str, calls: list[CallProfile], read: Read | None, *, recorded: bool = False) -> Probed:
-    """Probe a server, which takes a few seconds at most.
+    """Probe a server; this takes a few seconds at most.
 
     Args:
         name: the RPC name of the server.
         calls: the measured calls to it, each alone in flight.
-        read: one of them that changes nothing, the longest; None if there is none.
+        read: the longest of these calls that changes nothing; None if there is none.
         recorded: whether distributed autograd records the program's calls.
     """
     notes: list[str] = []
@@ -123,7 +123,7 @@ def unprobed(name: str, calls: list[CallProfile], why: str) -> Probed:
         concurrency=1,
         bytes_per_s=ASSUMED_BYTES_PER_S,
     )
-    return Probed(server=server, notes=(f"{name}: {why}, so it was not tried out",))
+    return Probed(server=server, notes=(f"{name}: {why}, so it was not probed",))
 
 
 def _told(probing: Callable[[], Any], notes: list[str], what: str) -> Any:
@@ -131,7 +131,7 @@ def _told(probing: Callable[[], Any], notes: list[str], what: str) -> Any:
     try:
         return probing()
     except Exception as error:  # noqa: BLE001 - whatever a server answers, the profile goes on
-        words = " ".join(str(error).split("Traceback")[0].split())  # what the server says, without where
+        words = " ".join(str(error).split("Traceback")[0].split())  # the server's message, without its location
         notes.append(f"{what}: {type(error).__name__}: {words[:_MAX_NOTE]}")
         return None
 
@@ -162,8 +162,8 @@ def _bytes_per_s(name: str, round_trip_s: float) -> float:
 def _concurrency(read: Read) -> int:
     """Return how many equal reads the server works on at once.
 
-    The time that each further read costs this process, not the server, is found from two reads at the same time: where
-    the server works on both at once, they take hardly longer than one.
+    Two reads at the same time show how much each further read costs this process, not the server: if the server works
+    on both at once, they take hardly longer than one.
     """
     alone_s = _least_s(lambda: _together_s(read, 1), _REPEATS)
     overhead_s, most = 0.0, 1.0
@@ -192,8 +192,8 @@ def _per_item_s(name: str, read: Read, bytes_per_s: float, *, in_turn: bool = Fa
     serve, form = _serving(read) if in_turn else (batch.run, ())
 
     def together(count: int) -> Callable[[], object]:
-        # Each call with arguments of its own: what several of them share travels once. And the batch is one that the
-        # server gets used to: it learns from the first how long each call takes.
+        # Each call has arguments of its own, since shared ones would travel once. It is also a batch that the server
+        # gets used to: the server learns from the first how long each call takes.
         calls = [(function, *copy.deepcopy((read.args, read.kwargs))) for _ in range(count)]
         return lambda: rpc.rpc_sync(name, serve, args=(*form, calls))
 
@@ -202,17 +202,17 @@ def _per_item_s(name: str, read: Read, bytes_per_s: float, *, in_turn: bool = Fa
 
 
 def _serving(read: Read) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return what works reads off one after another, and its arguments before them."""
+    """Return the function that runs reads one after another, and its arguments before them."""
     if read.batched_by is None:
         return batch.run_in_order, ()
     return batch.run_batched, (functions.resolve(read.batched_by),)
 
 
 def _per_call_s(name: str, size: int, bytes_per_s: float, *, recorded: bool) -> float:
-    """Return the seconds that a call adds that only carries the usual result there and back, beside others in flight.
+    """Return the seconds that a call adds to others in flight if it only carries the usual result there and back.
 
-    The transfer itself is left out; both ways are busy at once. Where distributed autograd records calls, on both sides
-    and in whichever thread brings the answer, that is part of it.
+    The transfer itself is left out; both directions are busy at once. If distributed autograd records calls, on both
+    sides and in the thread that brings the answer, the time includes this.
     """
     floats = torch.float32.itemsize
     payload = torch.zeros(-(-size // floats), requires_grad=True) if recorded else torch.zeros(size, dtype=torch.uint8)
@@ -235,7 +235,7 @@ def _together_s(read: Read, count: int) -> float:
 
 
 def _least_s(measure: Callable[[], float], repeats: int) -> float:
-    """Return the least of several measurements, or of fewer where one takes long."""
+    """Return the shortest of several measurements, or of fewer if one takes long."""
     least_s, spent_s = math.inf, 0.0
     for _ in range(repeats):
         found_s = measure()

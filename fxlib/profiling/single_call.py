@@ -1,4 +1,4 @@
-"""What one call takes alone in flight: its issue, the time to its answer, the wait after that, and its bytes."""
+"""Times and bytes of one call alone in flight: its issue, the time to its answer, and the wait after that."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.profile import Opaque, Result, TensorShape
 
 _ENVELOPE_BYTES = 256
-"""Bytes of a message besides tensors and texts: names, structure, headers, as `torch.distributed.rpc` adds them."""
+"""Bytes of a message besides tensors and strings: names, structure and headers that `torch.distributed.rpc` adds."""
 
 _MAX_TEXT = 1_000
-"""The largest number of characters of a text that is kept unchanged."""
+"""Maximum number of characters of a string that is kept unchanged."""
 
 
 def timed(node: Node, forward: Callable[[], Forward], made: dict[str, tuple[Any, ...]]) -> Callable[..., Any]:
-    """Return a function that replaces the operator of a call, an issue or a wait, and notes its times in `forward()`.
+    """Return a function that replaces the operator of a call, an issue or a wait, and records its times in `forward()`.
 
-    It also notes in `made` the arguments with which each call was last made.
+    It also records in `made` the arguments with which each call was last made.
 
-    A call in its blocking form is issued and waited for. The answer of one that the program issues itself is awaited at
-    the issue, so that nothing else is ever in flight.
+    A call in its blocking form is issued and waited for. The answer to a call that the program issues itself is awaited
+    at the issue, so that nothing else is ever in flight.
     """
     kind, name = kind_of(node), call_name(node)
     operator: Callable[..., Any] = node.target  # type: ignore[assignment]
@@ -70,7 +70,7 @@ def _waited(
     if sample is not None:
         if tells:
             sample.wait_s, sample.wait_cpu_s = seconds, cpu_s
-        else:  # nothing tells when its answer arrives, so all of the wait counts as service
+        else:  # nothing shows when its answer arrives, so the whole wait counts as service
             sample.service_s = seconds
         sample.response_bytes, sample.returns = message_bytes(result), structure_of(result)
         sample.told = is_told(result)
@@ -94,17 +94,17 @@ def arrival(started: Any) -> float | None:
 
 
 def message_bytes(value: object) -> int:
-    """Return the size of a message that carries a nest of values."""
+    """Return the size of a message that carries nested values, in bytes."""
     return _ENVELOPE_BYTES + sum(map(_leaf_bytes, pytree.tree_leaves(value)))
 
 
 def value_bytes(value: object) -> int:
-    """Return the memory of the tensors in a nest of values."""
+    """Return the memory of the tensors in nested values, in bytes."""
     return sum(tensor_bytes(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def structure_of(value: object) -> Result:
-    """Return the structure of a result. What is neither tensor, number, text nor a nest of such becomes None."""
+    """Return the structure of a result. Leaves other than tensors, numbers and strings become None."""
     match value:
         case torch.Tensor():
             return TensorShape(shape=tuple(value.shape), dtype=value.dtype, requires_grad=value.requires_grad)
@@ -123,7 +123,7 @@ def structure_of(value: object) -> Result:
 
 
 def is_told(value: object) -> bool:
-    """Whether `structure_of` describes all of a result except the values of its tensors."""
+    """Return whether `structure_of` describes everything in a result except the values of its tensors."""
     match value:
         case tuple() | list():
             return type(value) in {tuple, list, torch.Size} and all(map(is_told, value))
@@ -138,7 +138,7 @@ def is_told(value: object) -> bool:
 
 
 def _plain(number: float) -> float:
-    """Return a number as one of Python's own types: an enum's or NumPy's cannot be sent."""
+    """Return a number as one of Python's own types, since those of enums and NumPy cannot be sent."""
     return next(each(number) for each in (bool, int, float) if isinstance(number, each))
 
 

@@ -1,4 +1,4 @@
-"""A confidence interval that may be looked at after every pair of blocks, and still errs no more often than it claims.
+"""A confidence interval that stays valid even if it is checked after every pair of blocks.
 
 The figure is the log of the speed-up: x = log(seconds of the original's block / seconds of the candidate's) for each
 pair. Which of the two runs first is a coin toss, so for the true effect `t` the differences x - t are as likely
@@ -26,17 +26,17 @@ from numpy.typing import NDArray
 from fxlib.spec.report import Estimate
 
 _SCALES: Final = np.geomspace(0.001, 0.5, 6)
-"""The log-ratios for which the bets are made, from 0.1% to a half."""
+"""Log-ratios for which the bets are made, from 0.1% to a half."""
 
 _CAPS: Final = np.array([0.5, 0.9])
-"""The shares of the wealth that one pair may cost, so that no outlier ruins a bet."""
+"""Shares of the wealth that one pair may cost, so that no outlier ruins a bet."""
 
 _BRACKET: Final = 5.0
-"""The effect is searched within a factor of e**5."""
+"""Log of the largest factor within which the effect is searched."""
 
 
 class ConfidenceSequence:
-    """An interval for the effect behind paired log-ratios, valid at every length at once.
+    """An interval for the effect behind paired log-ratios, valid at every number of pairs at once.
 
     Args:
         confidence: the two-sided level, e.g. 0.95: each end errs with probability at most (1 - confidence) / 2.
@@ -54,15 +54,15 @@ class ConfidenceSequence:
         self._log_ratios.append(log_ratio)
 
     def above(self, effect: float) -> bool:
-        """Whether the interval's lower end is above `effect`, on the log scale."""
+        """Return whether the interval's lower end is above `effect`, on the log scale."""
         return _log_wealth(np.array(self._log_ratios) - effect) > self._log_threshold
 
     def below(self, effect: float) -> bool:
-        """Whether the interval's upper end is below `effect`, on the log scale."""
+        """Return whether the interval's upper end is below `effect`, on the log scale."""
         return _log_wealth(effect - np.array(self._log_ratios)) > self._log_threshold
 
     def interval(self) -> tuple[float, float]:
-        """Return the ends on the log scale; infinite where nothing is ruled out yet."""
+        """Return the ends on the log scale; an end is infinite while nothing is ruled out."""
         values = np.array(self._log_ratios)
         return -_upper_end(-values, self._log_threshold), _upper_end(values, self._log_threshold)
 

@@ -1,7 +1,7 @@
 """Captured modules as files: the wire format, and the weights behind it, in one container.
 
 A file is a mark of eight bytes, the length of the graph as a little-endian 64-bit number, the graph, and then each blob
-that the graph refers to, once, in the order in which its storages name them. Nothing in it is ever executed.
+that the graph refers to, once, in the order in which its storages name them. Nothing in a file is ever executed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from fxlib.runtime import CapturedModule
 from fxlib.v1 import graph_pb2
 
 MARK = b"\x93FXG\r\n\x1a\n"
-"""Begins every file; like PNG's, it shows when a transfer has changed line ends or cut the eighth bit off."""
+"""Bytes at the beginning of every file; like PNG's, they show when a transfer has changed line ends or the eighth
+bit."""
 
 _LENGTH_BYTES = 8
 _NO_FUNCTIONS: Mapping[str, Callable[..., Any]] = {}
@@ -29,15 +30,15 @@ _DEFAULT_LIMITS = wire.Limits()
 
 
 def save(module: GraphModule, path: str | os.PathLike[str], *, weights: bool = True) -> None:
-    """Write a module to a file. The file appears whole, or not at all.
+    """Write a module to a file, atomically.
 
     Args:
         module: the module, a CapturedModule or any other GraphModule.
         path: the file, by convention `*.fxg`.
-        weights: write the values of its tensors, too. Without them the file holds the structure alone.
+        weights: whether to write the values of its tensors, too. Without them the file only holds the structure.
 
     Raises:
-        WireError: something in the graph cannot be written; names the node and the field.
+        WireError: something in the graph cannot be written; the message names the node and the field.
         OSError: the file cannot be written.
     """
     encoded = wire.encode(module, weights=weights)
@@ -47,7 +48,7 @@ def save(module: GraphModule, path: str | os.PathLike[str], *, weights: bool = T
 
 
 def write_whole(target: Path, parts: Iterable[bytes]) -> None:
-    """Write a file that appears whole, or not at all.
+    """Write a file atomically.
 
     Raises:
         OSError: the file cannot be written.
@@ -74,7 +75,7 @@ def load(
 
     Args:
         path: the file.
-        root: a module whose own parameters, submodules and callables the graph is put on; see `fxlib.wire.decode`.
+        root: a module whose own parameters, submodules and callables the graph uses; see `fxlib.wire.decode`.
         functions: callables that are on no allow-list, by the names "package.module.function" of their slots.
         limits: how large the file's graph and weights may be.
 
@@ -83,7 +84,7 @@ def load(
 
     Raises:
         LimitError: the file exceeds a limit.
-        WireError: the file is no graph, is truncated, or does not fit `root`.
+        WireError: the file is not a graph, is truncated, or does not fit `root`.
         OSError: the file cannot be read.
     """
     with Path(path).open("rb") as file:
@@ -107,6 +108,6 @@ def _read_graph(file: BinaryIO, limits: wire.Limits) -> graph_pb2.Graph:
 
 def _exactly(file: BinaryIO, length: int, what: str) -> bytes:
     remaining = os.fstat(file.fileno()).st_size - file.tell()
-    if length > remaining:  # before memory is set aside for it
+    if length > remaining:  # before memory is allocated for it
         raise WireError(f"the file ends {length - remaining:,} bytes early", where=f"{file.name}, {what}")
     return file.read(length)

@@ -219,7 +219,7 @@ def test_every_recipe_holds_on_a_model_with_norms() -> None:
 def test_inputs_that_do_not_fit_are_an_error_that_names_the_node() -> None:
     with pytest.raises(PassError, match=r"node 'first' in 'first' .*test_bisect.py:\d+.*cannot be multiplied"):
         fxlib.bisect(fxlib.capture(Net()), "schedule", [torch.ones(2, 5)])
-    with pytest.raises(PassError, match="does not take these arguments"):
+    with pytest.raises(PassError, match="does not accept these arguments"):
         fxlib.bisect(fxlib.capture(Net()), "schedule", [])
 
 

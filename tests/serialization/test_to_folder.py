@@ -104,7 +104,7 @@ def test_packages_run_without_fxlib_and_give_the_same(tmp_path: Path_) -> None:
                 expected = module.get_parameter(key).grad
                 assert expected is not None
                 assert torch.equal(gradient, expected), (name, key)
-    assert "ranked Sequential: the argument input is no tensor of 2 dimensions" in ran.stdout
+    assert "ranked Sequential: the argument input is not a tensor of 2 dimensions" in ran.stdout
     assert "exported Branches: the argument x has the shape (1, 5, 4), and the graph is for (2, 5, 4)" in ran.stdout
     assert not list(tmp_path.glob("**/*.p*kl*"))
 

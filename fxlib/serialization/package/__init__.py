@@ -100,20 +100,20 @@ def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None =
     """Write a module as a Python package: its code as torch.fx writes it, its weights as safetensors, and no pickle.
 
     `from FOLDER import NAME; NAME()` gives the module, without fxlib. NAME is that of the module's class, with
-    underscores where that is no name, or is one that the code uses. Only where operators of fxlib are in the graph,
-    such as remote calls, does the package need fxlib, and says so; its graph is then a file of `fxlib.save`.
-    Modules of classes that are not torch's are imported from where they are defined.
+    underscores if that is not an identifier, or is one that the code uses. Only if the graph has operators of fxlib,
+    such as remote calls, does the package need fxlib, and says so; its graph is then a file of `fxlib.save`. Modules of
+    classes that are not torch's are imported from where they are defined.
 
     Args:
         model: a module, captured or not, a graph of torch.fx, or an exported program.
-        path: a folder, which is made if it is not there. Files of an earlier package are replaced.
+        path: a folder, which is created if it does not exist. Files of an earlier package are replaced.
         inputs: arguments of one call, as for `fxlib.capture`, to export a model that cannot be traced.
 
     Raises:
         CaptureError: the model cannot be captured.
         WireError: something that the graph uses cannot be written as data, such as a module with hooks, an attribute
-            that is an object, or tensors that share memory; names it. Or weights are no longer those from which values
-            in the graph were computed.
+            that is an object, or tensors that share memory (the message names it); or weights are no longer those from
+            which values in the graph were computed.
         OSError: a file cannot be written.
     """
     module = as_graph(model, samples_of(inputs))
@@ -159,7 +159,7 @@ def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None =
 
 
 def _class_name(module: GraphModule, used: Mapping[str, Any]) -> str:
-    """Return a name for the class of the package, which nothing else in it has."""
+    """Return a name for the class of the package that nothing else in it has."""
     name = as_name(type(module).__name__)
     while name in used or name in ("torch", "module", "parts", "guards", "pytree") or hasattr(builtins, name):
         name += "_"
@@ -171,7 +171,7 @@ def _is_ours(value: object) -> bool:
 
 
 def _names(used: Mapping[str, Any]) -> list[str]:
-    """Return statements that give the code the names that it uses; an annotation may be a string."""
+    """Return statements that define the names that the code uses; an annotation may be a string."""
     for value in used.values():
         home, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
         if callable(value) and (home == "__main__" or "<" in qualname):
@@ -201,7 +201,7 @@ def _written(spec: pytree.TreeSpec) -> str:
 
 
 def _homes(spec: pytree.TreeSpec) -> list[str]:
-    """Return the modules that make the containers of a structure known to torch's pytree."""
+    """Return the modules that register the containers of a structure with torch's pytree."""
     inner = {home for child in spec.children() for home in _homes(child)}
     own = getattr(spec.type, "__module__", "builtins")
     return sorted(inner | ({own} - {"builtins", "collections"}))
@@ -212,7 +212,7 @@ def _guarded(module: GraphModule) -> bool:
 
 
 def _setup(module: GraphModule) -> list[str]:
-    """Return what the constructor has to do besides: structures of arguments, and what holds of them."""
+    """Return the further statements of the constructor: structures of arguments, and conditions on them."""
     lines = []
     codegen = module.graph._codegen
     if isinstance(codegen, _PyTreeCodeGen):
@@ -241,7 +241,7 @@ _HINT = "fxlib.save writes it to a file that fxlib.load reads, and names what th
 
 @dataclass(slots=True, kw_only=True)
 class Contents:
-    """Tables of a package, keyed by paths; see `parts.assemble`. `classes` are those of the parts."""
+    """The tables of a package, keyed by paths; see `parts.assemble`. `classes` are the classes of the parts."""
 
     parts: dict[str, str] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
@@ -254,10 +254,10 @@ class Contents:
 
     @classmethod
     def of(cls, module: GraphModule) -> Contents:
-        """Collect the modules that the graph calls, the tensors that it reads, and what holds them.
+        """Collect the modules that the graph calls, the tensors that it reads, and the modules that hold these.
 
         Raises:
-            WireError: one of them cannot be written as data; names it.
+            WireError: one of them cannot be written as data; the message names it.
         """
         return _Collector(module).collected()
 
@@ -279,7 +279,7 @@ class _Collector:
         return self._contents
 
     def _module(self, path: str) -> None:
-        """Note a module that is called, and all below it."""
+        """Record a module that is called, and everything below it."""
         if path in self._contents.parts and not self._contents.parts[path].startswith("(torch.nn.Module,"):
             return
         part = self._root.get_submodule(path)
@@ -310,7 +310,7 @@ class _Collector:
                 self._contents.missing[f"{path}.{name}"] = "parameter" if name in part._parameters else "buffer"
 
     def _attribute(self, place: str) -> None:
-        """Note a tensor that the graph reads."""
+        """Record a tensor that the graph reads."""
         path, _, name = place.rpartition(".")
         value = getattr(self._root.get_submodule(path), name)
         if not isinstance(value, torch.Tensor):
@@ -319,7 +319,7 @@ class _Collector:
         self._tensor(place, value)
 
     def _holders(self, path: str) -> None:
-        """Note the modules on the way, as mere holders unless they are called themselves."""
+        """Record the modules on the way, as mere holders unless they are called themselves."""
         steps = path.split(".")
         for count in range(1, len(steps)):
             self._contents.parts.setdefault(".".join(steps[:count]), "(torch.nn.Module, False, {})")
@@ -342,7 +342,7 @@ class _Collector:
         data = value.detach().resolve_conj().resolve_neg()
         if not data.is_contiguous():
             self._contents.strides[place] = data.stride()
-        if data.is_complex():  # safetensors knows one of its dtypes alone
+        if data.is_complex():  # safetensors has only one complex dtype
             self._contents.complex_.append(place)
             data = torch.view_as_real(data)
         self._contents.values[place] = data.contiguous().cpu()
@@ -358,7 +358,7 @@ class _Collector:
         return "attribute"
 
     def _is_computed(self, place: str) -> bool:
-        """Whether a pass computed it from weights: then it is a weight of the package."""
+        """Return whether a pass computed it from weights, so that it is a weight of the package."""
         return any(
             node.op == "get_attr" and node.target == place and FOLDED in node.meta for node in self._root.graph.nodes
         )
@@ -368,7 +368,7 @@ def literal(value: Any, where: str) -> str:
     """Return the Python expression of a plain value.
 
     Raises:
-        WireError: it is none; names the place.
+        WireError: the value is not plain; the message says where it is.
     """
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else f"float({str(value)!r})"

@@ -1,4 +1,4 @@
-"""Puts a module together from what its package says of it. Every package has a copy."""
+"""Assembles a module from the tables in its package. Every package has a copy of this file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def assemble(
         root: the module.
         folder: where `weights.safetensors` is.
         parts: modules below it by path, parents first: class, training flag and plain attributes.
-        same: paths of modules that are one with the module of another path.
-        tensors: of the file, by name: all places of each, with what it is there, "parameter", "frozen", "buffer",
-            "transient" or "attribute".
-        strides: of tensors that are not laid out row by row.
-        missing: places of parameters and buffers that are None, with which of the two.
+        same: paths of modules that are identical with the module at another path.
+        tensors: all paths of each tensor of the file, by its name, with what it is there: "parameter", "frozen",
+            "buffer", "transient" or "attribute".
+        strides: strides of the tensors that are not laid out row by row.
+        missing: paths of parameters and buffers that are None, with which of the two they are.
         complex_: names of tensors that are stored as their real and imaginary parts.
     """
     for path, (kind, training, attributes) in parts.items():
@@ -43,7 +43,7 @@ def assemble(
         _put(root, path, part)
     for path, other in same.items():
         _put(root, path, root.get_submodule(other))
-    # On memory that torch allots, as the model's own: the last bits of matrix products may depend on its alignment.
+    # Torch allocates the memory, as for the model's own: the last bits of matrix products may depend on its alignment.
     stored = {name: value.clone() for name, value in load_file(folder / "weights.safetensors").items()}
     for name, places in tensors.items():
         value = torch.view_as_complex(stored[name]) if name in complex_ else stored[name]
@@ -61,7 +61,7 @@ def assemble(
 
 
 def only_for(root: nn.Module, misfit: Callable[[Sequence[Any], Mapping[str, Any]], str]) -> None:
-    """Have a module refuse arguments that its graph was not made for; `misfit` says what is wrong with some."""
+    """Make a module reject arguments that its graph was not made for; `misfit` returns what is wrong with them."""
 
     def check(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if problem := misfit(args, kwargs):
@@ -71,14 +71,14 @@ def only_for(root: nn.Module, misfit: Callable[[Sequence[Any], Mapping[str, Any]
 
 
 def of_ranks(names: Sequence[str], ranks: Mapping[str, int]) -> Callable[[Sequence[Any], Mapping[str, Any]], str]:
-    """Return what says which argument has not the number of dimensions that a graph was rewritten for."""
+    """Return a function that says which argument does not have the rank that a graph was rewritten for."""
 
     def misfit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         for name, rank in ranks.items():
             value = given.get(name)
             if not isinstance(value, torch.Tensor) or value.dim() != rank:
-                return f"the argument {name} is no tensor of {rank} dimensions"
+                return f"the argument {name} is not a tensor of {rank} dimensions"
         return ""
 
     return misfit
@@ -86,7 +86,7 @@ def of_ranks(names: Sequence[str], ranks: Mapping[str, int]) -> Callable[[Sequen
 
 def _laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     laid = torch.empty_strided(value.shape, strides, dtype=value.dtype)
-    place = tuple(slice(0, 1 if step == 0 else None) for step in strides)  # what is expanded is one element
+    place = tuple(slice(0, 1 if step == 0 else None) for step in strides)  # an expanded dimension is one element
     laid[place].copy_(value[place])
     return laid
 
