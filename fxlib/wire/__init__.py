@@ -1,4 +1,7 @@
-"""GraphModules on the wire: exact, deterministic, without pickle, and without executing anything that is received."""
+"""GraphModules on the wire: exact, deterministic, without pickle, and without executing anything received.
+
+The messages of jobs, reports and profiles are not converted here but in `fxlib.protocol`.
+"""
 
 from fxlib.wire.declarations import client_functions
 from fxlib.wire.decode import decode

@@ -1,9 +1,9 @@
-"""Arguments with which operators of torch would reach outside of their tensors, and may therefore not travel.
+"""Arguments that may not travel because torch's operators would reach outside of their tensors with them.
 
 - An operator of `torch.ops` takes any integer for a dtype, a layout or a memory format, and looks it up in tables of
-  its own without asking whether it is in them. So these are constants of a graph.
-- A tensor of another layout than strided holds indices that its operators trust. So no graph makes one.
-- What is written to `out=` is tried as an operator of its own: where that one is refused, so is the argument.
+    its own without a bounds check. Therefore these must be constants of a graph.
+- A tensor of another layout than strided holds indices that its operators trust. Therefore no graph may make one.
+- The overload that writes to `out=` is tried as an operator of its own: if it is refused, so is the argument.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from fxlib.wire.targets import registered_operators
 
 T = TypeVar("T")
 _CONSTANTS = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat": torch.memory_format}
-"""Classes by the types of a schema for which torch takes any integer."""
+"""Classes of constants, by the types in a schema for which torch accepts any integer."""
 NODE = object()
-"""A value that only a run of the graph has: a tensor, or a number that it computes."""
+"""Stands for a value that only a run of the graph has: a tensor, or a number that it computes."""
 Check = Callable[[object], str]
 """Returns what is wrong with an argument, or ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What one argument must be."""
+    """A condition on one argument."""
 
     name: str
-    """The argument's keyword."""
+    """Keyword of the argument."""
     positions: frozenset[int]
-    """Where it stands if it has none."""
+    """Positions of the argument if it is given without keyword."""
     check: Check
 
     def values(self, args: Sequence[T], kwargs: Mapping[str, T]) -> list[T]:
-        """Return what the argument is in a call, if it is given."""
+        """Return the values of the argument in a call, if it is given."""
         found = [args[position] for position in self.positions if position < len(args)]
         if self.name in kwargs:
             found.append(kwargs[self.name])
@@ -68,11 +68,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         (Rule(name="storage_offset", positions=frozenset({3}), check=_small),),
     ),
 }
-"""Rules of operators that stay inside of their tensors under them alone, as trials have shown."""
+"""Rules of operators that stay inside of their tensors only under these rules, as tests have shown."""
 
 
 def check_arguments(rules: Iterable[Rule], name: str, node: pb.Node) -> None:
-    """Raise Fault if an argument of an operator or function of torch is one that a rule refuses."""
+    """Raise Fault if a rule refuses an argument of an operator or function of torch."""
     kwargs = {each.name: each.value for each in node.kwargs} if node.kwargs else {}
     for rule in rules:
         for value in rule.values(node.args, kwargs):
@@ -81,7 +81,7 @@ def check_arguments(rules: Iterable[Rule], name: str, node: pb.Node) -> None:
 
 
 def broken(rules: Iterable[Rule], args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Whether a rule refuses the arguments of a call."""
+    """Return whether a rule refuses the arguments of a call."""
     return any(rule.check(value) for rule in rules for value in rule.values(args, kwargs))
 
 
@@ -144,9 +144,9 @@ def _absent(value: object) -> str:
 
 
 def _may_write_out(name: str) -> bool:
-    """Whether all variants of a function that write to what they are given were tried."""
+    """Return whether all variants of a function that write to their arguments were tested."""
     if "::" in name and "." in name:
-        return True  # it is one of them, or has no such argument
+        return True  # it is one of them itself, or has no such argument
     name = _WRITTEN_BY.get(name, name)
     packet = name if "::" in name else "aten::" + _SPACES.get(name.rpartition(".")[0], "") + name.rpartition(".")[2]
     overloads = [f"{packet}.{each}" for each in registered_operators().get(packet, ())]
@@ -155,5 +155,5 @@ def _may_write_out(name: str) -> bool:
 
 
 _WRITTEN_BY = {"torch.nn.functional.normalize": "torch.div"}
-"""Functions written in Python that hand their `out=` to an operator, and nothing else; spectral norms call this one."""
+"""Functions written in Python that pass their `out=` to one operator and nothing else; spectral norms call this one."""
 _SPACES = {"torch.special": "special_", "torch.linalg": "linalg_", "torch.fft": "fft_"}

@@ -1,4 +1,4 @@
-"""Labels of what stays with the client: the same callable has the same label wherever a module is looked through."""
+"""Labels of what stays with the client: a callable has the same label in every walk through a module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNFIT = re.compile(r"[^\w.:<>#$@ \[\]-]")
 
 
 def bodies(root: nn.Module) -> Iterator[GraphModule]:
-    """Yield the GraphModules in a module tree, each once, parents first, those that capture made of its parts too."""
+    """Yield each GraphModule in a module tree once, parents first, including those that capture made of its parts."""
     for module in root.modules():
         found = body_of(module) if isinstance(module, DistributedDataParallel) else module
         if isinstance(found, GraphModule) and (found is module or found is not module._modules["module"]):
@@ -28,7 +28,7 @@ def bodies(root: nn.Module) -> Iterator[GraphModule]:
 
 
 def specs_of(body: GraphModule) -> Iterator[TreeSpec]:
-    """Yield the structures of a graph's arguments and results, where it has them."""
+    """Yield the structures of a graph's arguments and results, if it has them."""
     info = getattr(body.graph._codegen, "pytree_info", None)
     yield from (spec for spec in (info.in_spec, info.out_spec) if spec is not None) if info is not None else ()
 
@@ -51,7 +51,7 @@ def known_name(target: Any) -> tuple[str, str] | None:
 
 
 class Labels:
-    """Labels of the callables on no allow-list, in the order in which the graphs of a module tree meet them."""
+    """Labels of the callables on no allow-list, in the order in which the graphs of a module tree use them."""
 
     def __init__(self, root: nn.Module) -> None:
         self.functions: dict[str, Callable[..., Any]] = {}
@@ -87,7 +87,7 @@ class Labels:
 
 
 def tuple_classes(root: nn.Module) -> dict[str, type]:
-    """Return the named tuple classes among the arguments in the graphs of a module tree, and of these, by label."""
+    """Return the named tuple classes among the arguments in a module tree's graphs, and in nested ones, by label."""
     found = [cls for body in bodies(root) for spec in specs_of(body) for cls in _packed(spec)]
     found += [cls for body in bodies(root) for node in body.graph.nodes for cls in _nested((node.args, node.kwargs))]
     return {tuple_label(cls): cls for cls in reversed(found)}

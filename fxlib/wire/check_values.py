@@ -24,7 +24,7 @@ from fxlib.wire.targets import check_operator
 _STRUCTURE = frozenset({"none", "list", "tuple", "dict", "ordered_dict", "named_tuple", "container"})
 _OF_CONTAINERS = frozenset({"structure", "result"})
 _ASKED_OF_RREFS = frozenset({"is_owner", "owner", "owner_name", "to_here", "wait"})
-"""What the operators of `fxlib.runtime` call on whatever they are given."""
+"""Attributes that the operators of `fxlib.runtime` use on whatever they are given."""
 _PLACES: dict[str, tuple[str, ...]] = {
     "tensor_meta": ("tensor_meta",),
     "function": ("attribute",),
@@ -38,24 +38,24 @@ _PLACES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a value may be where it stands: in arguments, references to earlier nodes; in attributes, also tensors."""
+    """The values allowed in a position: arguments may refer to earlier nodes, attributes to tensors."""
 
     limits: Limits
     kind: str = "immediate"
-    """"immediate", "attribute", "tensor_meta", "input": of a step; "structure": containers, with None for each leaf;
-    "result": of a remote function, likewise, but containers of Python's own alone."""
+    """"immediate", "attribute", "tensor_meta"; "input" of a step; "structure": containers, with None for each leaf;
+    "result" of a remote function: the same, but only with Python's own containers."""
     nodes: int = 0
-    """Nodes that it may refer to: those with a lower index."""
+    """Number of nodes that the value may refer to: those with a lower index."""
     tensors: int = 0
-    """Tensors that it may refer to."""
+    """Number of tensors that the value may refer to."""
     functions: Collection[str] = ()
-    """Functions that it may be."""
+    """Functions that the value may be."""
     withheld: Collection[int] = ()
     """Earlier nodes whose values may not be used here: modules and functions."""
 
 
 def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
-    """Raise Fault unless the value is well-formed and may stand in this place."""
+    """Raise Fault unless the value is well-formed and allowed in this position."""
     kind = value.WhichOneof("kind")
     if place.kind in _OF_CONTAINERS and kind not in _STRUCTURE:
         raise Fault(f"a {kind} stands where a structure has containers, and None for each leaf")
@@ -74,7 +74,7 @@ def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
         if (name := getattr(value, kind)) not in _NAMES[kind]:
             raise Fault(f"unknown {kind} {name[:80]!r}")
         if kind == "layout" and name != "strided":
-            raise Fault(f"layout {name} may not travel: such a tensor holds indices that operators of torch trust")
+            raise Fault(f"layout {name} may not travel: such a tensor holds indices that torch's operators trust")
     elif kind in _PLAIN:
         _PLAIN[kind](getattr(value, kind), place)
     else:
@@ -158,14 +158,14 @@ def _function(name: str, place: Place) -> None:
 def _handle(handle: pb.Handle, _: Place) -> None:
     check_label(handle.slot)
     if handle.owner and not is_worker_name(handle.owner):
-        raise Fault(f"{handle.owner[:80]!r} is no name of a worker")
+        raise Fault(f"{handle.owner[:80]!r} is not the name of a worker")
 
 
 def _named_tuple(value: pb.NamedTuple, place: Place, depth: int) -> None:
     check_label(value.name)
     check_name(value.name.rpartition(".")[2], "class")
     if len(value.fields) != len(value.items) or len(set(value.fields)) != len(value.fields):
-        raise Fault("a named tuple or record has other fields than items, or two of one name")
+        raise Fault("a named tuple or record has a different number of fields and items, or two fields of one name")
     for name in value.fields:
         check_name(name, "field")
         if name.startswith("_") or name in _ASKED_OF_RREFS:
@@ -191,7 +191,7 @@ def _tensor_meta(meta: pb.TensorMeta, place: Place, depth: int) -> None:
         raise Fault(f"unknown dtype {meta.dtype[:80]!r} or memory format {meta.memory_format[:80]!r}")
     if meta.HasField("qparams"):
         if meta.qparams.WhichOneof("kind") != "dict":
-            raise Fault("qparams is no dict")
+            raise Fault("qparams is not a dict")
         check_value(meta.qparams, Place(limits=place.limits), depth)
 
 

@@ -1,6 +1,6 @@
-"""What is declared of remote functions, to and from the wire format: contracts, and clients of the program's own.
+"""Declarations of remote functions in the wire format: contracts, and clients of the program's own.
 
-A client is described, for whoever lacks its code.
+A client is described for readers that lack its code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def write_contract(contract: Contract) -> pb.Contract:
     """Return a contract as a message; equal contracts give equal bytes.
 
     Raises:
-        Fault: its `returns` is no nest of tuples, lists and dicts.
+        Fault: its `returns` does not consist of tuples, lists and dicts.
     """
     message = pb.Contract(
         pure=contract.pure,
@@ -47,7 +47,7 @@ def write_contract(contract: Contract) -> pb.Contract:
         with_state=contract.with_state or "",
         update=contract.update or "",
     )
-    if contract.structure is not None:  # a function that makes the result's like stays where it was declared
+    if contract.structure is not None:  # a function that makes tensors like the result's stays where it was declared
         ValueWriter().write(message.returns, mapped(contract.structure, lambda _: None))
     return message
 
@@ -66,7 +66,7 @@ def read_contract(message: pb.Contract) -> Contract:
     """Return the contract that a message describes.
 
     Raises:
-        Fault: it contradicts itself.
+        Fault: the contract contradicts itself.
     """
     try:
         return Contract(
@@ -91,10 +91,10 @@ def read_contract(message: pb.Contract) -> Contract:
 
 
 def write_client(message: pb.Client, client: Client) -> None:
-    """Write what there is to know of a client.
+    """Write the description of a client.
 
     Raises:
-        Fault: it cannot travel.
+        Fault: the client cannot travel.
     """
     message.name, message.function, message.to = client.name, client.function, client.to or ""
     message.blocking, message.issue, message.wait = client.labels
@@ -115,19 +115,19 @@ def check_client(message: pb.Client, limits: Limits = DEFAULT) -> None:
     for name in names:
         check_name(name, "parameter")
     if message.function.startswith(".") or len(set(labels)) < len(labels) or len(names) > _MOST_PARAMETERS:
-        raise Fault(f"{message.function[:80]!r} is no client of three functions")
+        raise Fault(f"{message.function[:80]!r} is not a client of three functions")
     if message.to and message.to not in names:
         raise Fault(f"{message.function[:80]!r} has no parameter {message.to[:80]!r}")
     try:
         if not _KINDS.issuperset(each.kind for each in message.parameters):
-            raise ValueError("there is no such kind of parameter")
+            raise ValueError("a parameter has an unknown kind")
         ClientFunction(read_client(message), 0).__signature__  # noqa: B018 - raises where it contradicts itself
     except ValueError as error:
         raise Fault(f"{message.function[:80]!r}: {error}") from None
 
 
 def read_client(message: pb.Client) -> Client:
-    """Return what a checked message describes."""
+    """Return the client that a checked message describes."""
     return Client(
         name=message.name,
         function=message.function,
@@ -138,12 +138,12 @@ def read_client(message: pb.Client) -> Client:
 
 
 def functions_of(client: Client) -> dict[str, ClientFunction]:
-    """Return what stands for the functions of a client, by label."""
+    """Return stand-ins for the functions of a client, by label."""
     return {label: ClientFunction(client, place) for place, label in enumerate(client.labels)}
 
 
 def client_functions(root: nn.Module) -> Mapping[str, ClientFunction]:
-    """Return what stands for functions of clients whose calls the graphs of a module tree make, by label."""
+    """Return stand-ins for the functions of the clients whose calls a module tree's graphs make, by label."""
     found: dict[str, ClientFunction] = {}
     for body in bodies(root):
         for node in body.graph.nodes:

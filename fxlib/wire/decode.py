@@ -1,4 +1,4 @@
-"""GraphModule out of the wire format; its modules are made anew, or are those that the client already has."""
+"""Reads a GraphModule from the wire format; its modules are new, or those that the client already has."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def decode(
     Args:
         graph: the message.
         blobs: weights, as safetensors files by SHA-256.
-        root: the client's own module. Its submodules, parameters, buffers and attributes are used where the graph has
-            parts like them at the same paths (the same objects, so optimizers and checkpoints notice nothing), and its
-            callables fill the opaque slots.
+        root: the client's own module. Its submodules, parameters, buffers and attributes are used wherever the graph
+            has matching parts at the same paths (the same objects, so optimizers and checkpoints are not affected), and
+            its callables fill the opaque slots.
         functions: callables that fill opaque slots, by the slots' names ("package.module.function").
-        seed: without `root`, tensors whose values were not sent are drawn from it, alike in every process; opaque
-            callables raise OpaqueError when they are called.
+        seed: without `root`, tensors whose values were not sent are drawn from this seed, the same in every process;
+            opaque callables raise OpaqueError when they are called.
         limits: how large the graph may be.
 
     Raises:
@@ -87,7 +87,7 @@ def _asked(own: nn.Module) -> FixedAnswers:
 class ModuleReader:
     """Builds the modules of a checked message, each once.
 
-    Where the client's module has, at the same path, a part like the one described, that very object is used.
+    If the client's module has a matching part at the same path, that object itself is used.
     """
 
     def __init__(self, graph: pb.Graph, tensors: TensorReader, graphs: GraphReader) -> None:
@@ -101,15 +101,15 @@ class ModuleReader:
         self._flags: dict[nn.Module, bool] = {}
         """Training flags for which the graph was made, by the client's own modules."""
         self._indices: dict[str, int] = {}
-        """The indices of the parameters and buffers that are there, by name."""
+        """Indices of the parameters and buffers that were built, by name."""
         self._entries: list[Entry] = []
         """The RRefs of the client's modules that the graph reads."""
 
     def read(self, own: nn.Module | None) -> CapturedModule:
-        """Return the root, on the state of the client's module `own` where that is given.
+        """Return the root, on the state of the client's module `own` if that is given.
 
         Raises:
-            WireError: a part can neither be built nor be found in `own`.
+            WireError: a part can neither be built nor found in `own`.
         """
         message = self._graph.modules[-1]
         self._read = attributes_read(own) if isinstance(own, GraphModule) else None
@@ -173,7 +173,7 @@ class ModuleReader:
         return module
 
     def _build_parallel(self, message: pb.Module, own: nn.Module | None, path: str) -> nn.Module:
-        """Return the client's own `DistributedDataParallel`, or what stands for one; what is inside is bound anyhow."""
+        """Return the client's own `DistributedDataParallel`, or a stand-in; the module inside is bound in any case."""
         theirs = None if own is None else described(own)
         child = message.children[0].module
         inside = self._module(child, None if theirs is None else theirs.module, f"{path}.module")
@@ -187,7 +187,7 @@ class ModuleReader:
         return module
 
     def _fill(self, module: nn.Module, message: pb.Module, own: nn.Module | None, path: str) -> bool:
-        """Put all parts into a module; return whether each of them is the client's own."""
+        """Set all parts of a module; return whether each of them is the client's own."""
         prefix = f"{path}." if path else ""
         same = True
         for slots, table in ((message.parameters, "_parameters"), (message.buffers, "_buffers")):
@@ -218,22 +218,24 @@ class ModuleReader:
         return self._tensors.read(slot.tensor, name)
 
     def _theirs(self, attribute: pb.Attribute, own: nn.Module, name: str) -> object:
-        """The client's attribute, if the client's own graphs read it, too: a model's attributes hold anything."""
+        """Return the client's attribute if the client's own graphs read it, too: attributes may hold anything."""
         theirs = getattr(own, attribute.name, _MISSING)
         read = self._read is not None and attribute.name in self._read.get(id(own), ())
         may_read = read or self._read is None or _is_leaf(own)
         if theirs is _MISSING or read or (may_read and (not callable(theirs) or _equal(attribute.value, theirs))):
             return theirs
-        if isinstance(own, GraphModule):  # which may show its model's attributes under their names
-            raise WireError("the module given as root has it, and reads it nowhere", where=f"attribute {name!r}")
+        if isinstance(own, GraphModule):  # which may list its model's attributes under their names
+            raise WireError("the module given as root has it, but reads it nowhere", where=f"attribute {name!r}")
         return _MISSING
 
     def _attribute(self, attribute: pb.Attribute, own: nn.Module | None, name: str) -> object:
         theirs = _MISSING if own is None else self._theirs(attribute, own, name)
         if theirs is not _MISSING:
             if attribute.value.WhichOneof("kind") == "handle" and attribute.value.handle.slot != _slot(theirs, name):
-                problem = f"it is said to be the RRef of {attribute.value.handle.slot!r}"
-                raise WireError(problem, where=f"attribute {name!r}", hint="Decode what was encoded of this module.")
+                problem = f"the graph says that it is the RRef {attribute.value.handle.slot!r}"
+                raise WireError(
+                    problem, where=f"attribute {name!r}", hint="Decode a graph that was encoded from this module."
+                )
             if own is not None and attribute.value.WhichOneof("kind") == "handle" and attribute.name in vars(own):
                 self._entries.append(Entry(vars(own), attribute.name, theirs))
             return theirs
@@ -246,7 +248,7 @@ class ModuleReader:
 
 
 def _slot(theirs: object, name: str) -> str:
-    """Return by which name a handle of the client's is written."""
+    """Return the name by which a handle of the client's is written."""
     return theirs.slot if isinstance(theirs, OpaqueRRef) else name
 
 
@@ -255,7 +257,7 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 def _alike(message: pb.Module, own: nn.Module) -> bool:
-    """Whether a module of the client has the class and the attributes of the one described."""
+    """Return whether a module of the client has the class and the attributes of the one described."""
     if message.WhichOneof("kind") == "opaque":
         return (own._fxlib_label if isinstance(own, OpaqueModule) else label_of(type(own))) == message.opaque
     if type(own) is not modules.classes()[message.leaf]:
@@ -282,7 +284,7 @@ def _equal(value: pb.Value, data: object) -> bool:
 
 
 def _adopt_rest(module: nn.Module, own: nn.Module) -> None:
-    """Keep what the client's module holds besides: a module built in its place has the same `state_dict` keys."""
+    """Keep the other parts of the client's module: a module built in its place has the same `state_dict` keys."""
     for table in ("_parameters", "_buffers", "_modules"):
         for name, part in vars(own)[table].items():
             if name not in vars(module):

@@ -1,6 +1,6 @@
-"""GraphModule into the wire format, and into bytes: deterministic, so that equal modules have equal digests.
+"""Writes a GraphModule to the wire format and to bytes, deterministically: equal modules have equal digests.
 
-Modules are written children before parents, and what is tied is written once.
+Children are written before parents, and tied parts once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from fxlib.wire.tensors import TensorWriter, is_plain, storage_key
 from fxlib.wire.values import ValueWriter
 
 FORMAT = 1
-"""Version of the wire format; raised when an older reader would misread what a newer writer writes."""
+"""Version of the wire format; it increases when an older reader would misread what a newer writer writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A module on the wire: its structure, and, where asked for, its weights by SHA-256."""
+    """A module on the wire: its structure and, on request, its weights by SHA-256."""
 
     graph: pb.Graph
     blobs: Mapping[str, bytes]
@@ -49,14 +49,13 @@ def encode(module: GraphModule, *, weights: bool = False, beside: nn.Module | No
 
     Args:
         module: the module; a CapturedModule or any other GraphModule.
-        weights: send the values of its tensors, one safetensors blob for each storage. By default none leaves the
-            process: of each tensor only dtype, shape and flags travel.
-        beside: a module that the reader has, and this one was made from: of its tensors no values are sent, of others
-            they are.
+        weights: whether to send the values of its tensors, one safetensors blob for each storage. By default none
+            leaves the process: only the dtype, shape and flags of each tensor travel.
+        beside: a module that the reader has, and that this one was made from: values are sent except for its tensors.
 
     Raises:
-        WireError: something in the graph cannot travel; names the node and the field. Or the module's weights are no
-            longer those from which values in the graph were computed.
+        WireError: something in the graph cannot travel (the message names the node and the field), or the module's
+            weights are no longer those from which values in the graph were computed.
     """
     if stale := outdated(module):
         raise WireError(stale, where=type(module).__name__)
@@ -70,7 +69,7 @@ def encode(module: GraphModule, *, weights: bool = False, beside: nn.Module | No
 
 
 def _sent(*, weights: bool, beside: nn.Module | None) -> Callable[[torch.Tensor], bool]:
-    """Return whether a tensor's values are to be sent."""
+    """Return the predicate that says whether a tensor's values are to be sent."""
     if beside is None:
         return lambda _: weights
     held = (each for module in beside.modules() for each in pytree.tree_leaves(vars(module)))
@@ -79,7 +78,7 @@ def _sent(*, weights: bool, beside: nn.Module | None) -> Callable[[torch.Tensor]
 
 
 class _ModuleWriter:
-    """Writes a GraphModule and all that it holds."""
+    """Writes a GraphModule and everything that it holds."""
 
     def __init__(self, graph: pb.Graph, root: GraphModule) -> None:
         self.tensors = TensorWriter(graph)
@@ -94,7 +93,8 @@ class _ModuleWriter:
         """Write a module after its children; return its index.
 
         Raises:
-            WireError: something in it cannot travel; names the module, and the node and field where there is one.
+            WireError: something in it cannot travel; the message names the module, and the node and field if there is
+                one.
         """
         if id(module) in self._index:
             return self._index[id(module)]
@@ -136,7 +136,7 @@ class _ModuleWriter:
         self._write_attributes(message, module, path)
 
     def _write_leaf(self, message: pb.Module, module: nn.Module) -> bool:
-        """Write a module of torch.nn; False if it cannot be rebuilt without its constructor."""
+        """Write a module of torch.nn; return False if it cannot be rebuilt without its constructor."""
         name = modules.class_name(module)
         slots = (*module._parameters.values(), *module._buffers.values())
         attributes = dict(modules.attributes(module))
@@ -190,7 +190,7 @@ def _write_handle(message: pb.Handle, rref: OpaqueRRef) -> None:
 
 
 def fits(data: object, functions: Collection[str | None] = ()) -> bool:
-    """Whether an attribute can travel; asked before any part of it is written, so that nothing is left over."""
+    """Return whether an attribute can travel, before any part of it is written, so that nothing is left over."""
 
     def special(_: pb.Value, part: object) -> bool:
         return (isinstance(part, torch.Tensor) and is_plain(part)) or function_name(part) in functions
@@ -203,7 +203,7 @@ def fits(data: object, functions: Collection[str | None] = ()) -> bool:
 
 
 def attributes_read(root: GraphModule) -> dict[int, list[str]]:
-    """Names of the attributes that nodes read, or hold values computed from, by the module that has them."""
+    """Return the names of the attributes that nodes read, or hold values computed from, by the module that has them."""
     read: dict[int, dict[str, None]] = {}
     for body in bodies(root):
         for node in body.graph.nodes:
@@ -230,18 +230,18 @@ def serialize(graph: pb.Graph) -> bytes:
 
 
 def parse(data: bytes, limits: Limits = DEFAULT) -> pb.Graph:
-    """Return the graph that bytes hold, unchecked but for its size; `validate` and `decode` check the rest.
+    """Return the graph that bytes hold, checking only its size; `validate` and `decode` check the rest.
 
     Raises:
         LimitError: there are too many bytes.
-        WireError: the bytes are truncated, nested too deeply, or no graph at all.
+        WireError: the bytes are truncated, nested too deeply, or not a graph at all.
     """
     if len(data) > limits.graph_bytes:
         raise excess("bytes of a graph", len(data), limits.graph_bytes, "graph_bytes").at("graph")
     try:
         return pb.Graph.FromString(data)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"the bytes are no graph: {error}", where="graph") from None
+        raise WireError(f"the bytes are not a graph: {error}", where="graph") from None
 
 
 def digest(graph: pb.Graph) -> str:

@@ -1,4 +1,4 @@
-"""What is wrong with one value, before it is known at which node and in which field it stands; limits of a graph."""
+"""A problem with one value, raised before its node and field are known; and the limits of a graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fxlib.errors import LimitError, WireError
 
 
 class Fault(Exception):  # noqa: N818 - it becomes the error
-    """A fault without its place; whoever knows the place turns it into the error that a caller sees."""
+    """A fault without its location; whoever knows the location turns it into the error that a caller sees."""
 
     kind: type[WireError] = WireError
 
@@ -19,16 +19,16 @@ class Fault(Exception):  # noqa: N818 - it becomes the error
         self._path = ""
 
     def inside(self, part: str) -> None:
-        """Say that all that is known so far lies in `part` of something larger: ".field", or "[index]"."""
+        """Record that everything known so far lies in `part` of something larger: ".field", or "[index]"."""
         self._path = part + self._path
 
     def at(self, where: str) -> WireError:
-        """Return the error that names the place, given where what the fault lies inside of stands."""
+        """Return the error with the full location, given that of the value that contains the fault."""
         return self.kind(self.message, where=where + self._path, hint=self.hint)
 
 
 class Excess(Fault):
-    """A limit that is exceeded."""
+    """An exceeded limit."""
 
     kind = LimitError
 
@@ -40,28 +40,28 @@ def excess(what: str, value: int, limit: int, field: str) -> Excess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on received data; what exceeds one is refused with a `LimitError` that names it."""
+    """Bounds on received data; data that exceeds one is refused with a `LimitError` that names the bound."""
 
     graph_bytes: int = 256 << 20
-    """Size of a serialized graph, without weights."""
+    """Maximum size of a serialized graph in bytes, without weights."""
     nodes: int = 1_000_000
-    """Nodes in all bodies together."""
+    """Maximum number of nodes in all bodies together."""
     steps: int = 10_000_000
-    """Nodes and modules that one forward runs; those of a nested GraphModule count at each call."""
+    """Maximum number of nodes and modules that one forward runs; those of a nested GraphModule count at each call."""
     modules: int = 100_000
-    """Paths in the module tree; a module that is shared counts once for each path to it."""
+    """Maximum number of paths in the module tree; a shared module counts once for each path to it."""
     nesting: int = 32
-    """Containers in containers, annotations in annotations, modules in modules."""
+    """Maximum depth of containers in containers, annotations in annotations, modules in modules."""
     text_chars: int = 1 << 20
-    """Characters of one string."""
+    """Maximum number of characters in one string."""
     integer_bits: int = 4096
-    """Bits of one integer."""
+    """Maximum number of bits of one integer."""
     tensor_dims: int = 64
-    """Dimensions of one tensor."""
+    """Maximum number of dimensions of one tensor."""
     tensor_elements: int = 1 << 40
-    """Elements of one tensor, as its shape has them."""
+    """Maximum number of elements of one tensor, according to its shape."""
     weights_bytes: int = 64 << 30
-    """Size of all storages together."""
+    """Maximum size of all storages together, in bytes."""
 
 
 DEFAULT = Limits()

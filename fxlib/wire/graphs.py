@@ -1,6 +1,6 @@
-"""The nodes of one GraphModule, into the wire format, and out of it once they have been checked.
+"""Writes the nodes of one GraphModule to the wire format, and reads them once they have been checked.
 
-Type annotations travel as far as they are simple; any other is left out.
+Simple type annotations travel; others are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPCODES = {
     "output": pb.OPCODE_OUTPUT,
 }
 _WAITS = 2
-"""The place among a client's functions of the one that waits, which takes what the issue returned."""
+"""Index, among a client's functions, of the one that waits, which takes the result of the issue."""
 
 _Target = str | Callable[..., Any]
 _PLAIN: dict[str, Any] = {
@@ -70,7 +70,7 @@ _ALIASES = {
 
 
 class Tables:
-    """What the bodies of one graph share: targets, contracts and texts, each written once."""
+    """The tables that the bodies of one graph share: targets, contracts and texts, each written once."""
 
     def __init__(self, graph: pb.Graph, labels: Labels) -> None:
         self._graph = graph
@@ -131,7 +131,7 @@ def write_body(body: pb.Body, module: GraphModule, tables: Tables) -> None:
     """Write the nodes of a GraphModule, and how its forward packs arguments and results.
 
     Raises:
-        WireError: something in it cannot travel; names the node and the field.
+        WireError: something in it cannot travel; the message names the node and the field.
     """
     body.class_name = as_name(type(module).__name__)
     _write_codegen(body, module.graph._codegen)
@@ -164,7 +164,7 @@ def _write_node(message: pb.Node, node: Node, tables: Tables, values: ValueWrite
 
 
 def _field_of(node: Node, nodes: dict[Node, int], fault: Fault) -> str:
-    """Find out, once something is wrong, in which argument: writing does not keep track of it."""
+    """Find out in which argument the fault lies, after the fact: writing does not keep track of it."""
     fields = [(f", args[{index}]", arg) for index, arg in enumerate(node.args)]
     fields += [(f", kwargs[{name!r}]", arg) for name, arg in node.kwargs.items()]
     for field, arg in fields:
@@ -177,7 +177,7 @@ def _field_of(node: Node, nodes: dict[Node, int], fault: Fault) -> str:
 
 
 def _write_meta(message: pb.Node, meta: dict[str, Any], tables: Tables, values: ValueWriter) -> None:
-    # A key of ours with a value of another type is somebody else's.
+    # A key of ours with a value of another type is not ours.
     if isinstance(call := meta.get("call"), str):
         check_comment(call, DEFAULT)
         message.call = call
@@ -199,7 +199,7 @@ def _write_meta(message: pb.Node, meta: dict[str, Any], tables: Tables, values: 
     if "tensor_meta" in meta:
         try:
             values.write(message.tensor_meta, meta["tensor_meta"])
-        except Fault:  # of a symbolic shape, or a value that no tool of ours has made: facts that can be found again
+        except Fault:  # a symbolic shape, or a value from another tool: facts that can be recomputed
             message.ClearField("tensor_meta")
 
 
@@ -232,9 +232,9 @@ class GraphReader:
     Args:
         graph: the message.
         values: reads arguments.
-        own: callables of the client's module; None where there is no client.
+        own: callables of the client's module; None if there is no client.
         more: other callables that fill opaque slots, by label.
-        containers: the client's classes of containers, by label; None where there is no client.
+        containers: the client's classes of containers, by label; None if there is no client.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class GraphReader:
         target = self._targets[message.target]
         op = _OPS[message.op]
         if op == "call_method" and not isinstance(target, str):
-            op = "call_function"  # on a stand-in, which keeps the method's name to itself
+            op = "call_function"  # on a stand-in, which hides the method's name
         elif target is getattr and message.args[1].text not in DATA_ATTRIBUTES:
             target = read_attribute
         args = tuple([values.read(arg) for arg in message.args])
@@ -340,7 +340,7 @@ def _signature(target: _Target) -> inspect.Signature | None:
 
 
 def _check_fit(signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-    """Raise Fault unless a call of a client's function gives what it takes: whatever plans by the call binds it."""
+    """Raise Fault unless a call fits the signature of the client's function, which planning binds it to."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -363,7 +363,7 @@ def _target(message: pb.Target, own: Mapping[str, Callable[..., Any]], labels: L
             return OpaqueFunction(name, method=True)
         if name not in labels.methods and f".{name}" not in own:
             raise _unbound("method", name)
-        return own.get(f".{name}", name)  # a stand-in where `root` was itself decoded without its client
+        return own.get(f".{name}", name)  # a stand-in, if `root` was itself decoded without its client
     return name
 
 
@@ -404,7 +404,7 @@ def check_hint(hint: pb.TypeHint, limits: Limits, depth: int = 1) -> None:
 
 
 def _read_hint(hint: pb.TypeHint) -> Any:
-    """Return the annotation. `check_hint` has passed it.
+    """Return an annotation that `check_hint` has passed.
 
     Raises:
         Fault: Python refuses this combination.

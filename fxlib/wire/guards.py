@@ -1,4 +1,4 @@
-"""What a graph asks of its inputs, into the wire format and back; see `fxlib.runtime.guards.export_guards`."""
+"""The conditions of a graph on its inputs, in the wire format; see `fxlib.runtime.guards.export_guards`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fxlib.wire.values import ValueReader, ValueWriter
 
 _ARITY = {"not": 1} | dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "mod", "floordiv"), 2)
 _PARTS = 256
-"""Of one expression: each is evaluated at every call."""
+"""Maximum number of parts of one expression, which every call evaluates."""
 _VALUES = ("none", "boolean", "integer", "big_integer", "real", "text")
 
 
@@ -22,7 +22,7 @@ def write_guards(message: pb.InputGuards, guards: InputGuards) -> None:
     """Write guards into an empty message.
 
     Raises:
-        Fault: they hold a value that cannot travel.
+        Fault: a guard holds a value that cannot travel.
     """
     message.SetInParent()
     writer = ValueWriter()
@@ -67,21 +67,21 @@ def read_guards(message: pb.InputGuards) -> InputGuards:
 
 
 def check_guards(message: pb.InputGuards, leaves: int, limits: Limits) -> None:
-    """Raise Fault unless the guards are well-formed, one for each of the leaves, over sizes of these."""
+    """Raise Fault unless the guards are well-formed, one for each leaf, and only use sizes of these."""
     if len(message.leaves) != leaves:
         raise Fault(f"guards {len(message.leaves)} leaves, and the arguments have {leaves}")
     place = Place(limits=limits)
     for index, leaf in enumerate(message.leaves):
         _check_leaf(leaf, place)
         if leaf.tensor.HasField("same_as") and not 0 <= leaf.tensor.same_as < index:
-            raise Fault(f"the leaf {index} is to be the same as {leaf.tensor.same_as}, which is none before it")
+            raise Fault(f"leaf {index} is to be the same as {leaf.tensor.same_as}, which does not come before it")
     for condition in message.conditions:
         _check_expression(condition, place)
     for mode in message.autocast:
         check_device(mode.device)
         _check_dtype(mode.dtype)
     if len(message.values) > _PARTS:
-        raise Fault(f"asks {len(message.values):,} questions of values, and may ask {_PARTS}")
+        raise Fault(f"has {len(message.values):,} conditions on values, and may have {_PARTS}")
     for asked in message.values:
         _check_condition(asked, leaves, limits)
     guards = read_guards(message)
@@ -91,7 +91,7 @@ def check_guards(message: pb.InputGuards, leaves: int, limits: Limits) -> None:
     known = {size for size in sizes if isinstance(size, str)}
     for each in (*sizes, *strides, *guards.conditions, *(symbol for symbol, _, _ in guards.ranges)):
         if missing := symbols_of(each) - known:
-            raise Fault(f"guards {min(missing)[:80]!r}, which is the size of no argument")
+            raise Fault(f"guards {min(missing)[:80]!r}, which is not the size of an argument")
 
 
 def _read_leaf(message: pb.InputGuard, reader: ValueReader) -> Guard:
@@ -112,7 +112,7 @@ def _check_leaf(message: pb.InputGuard, place: Place) -> None:
     kind = message.WhichOneof("kind")
     if kind == "value":
         if message.value.WhichOneof("kind") not in _VALUES:
-            raise Fault("a guard holds a value that is no number, flag, string or None")
+            raise Fault("a guard holds a value that is not a number, flag, string or None")
         check_value(message.value, place)
     elif kind == "tensor":
         _check_dtype(message.tensor.dtype)
@@ -163,10 +163,10 @@ def _read_condition(message: pb.ValueCondition, leaves: int) -> ValueCondition:
 def _check_condition(message: pb.ValueCondition, leaves: int, limits: Limits) -> None:
     check_text(message.source, limits)
     if not 0 < len(message.steps) <= MAX_STEPS:
-        raise Fault(f"a question of values has {len(message.steps):,} steps, and may have {MAX_STEPS}")
+        raise Fault(f"a condition on values has {len(message.steps):,} steps, and may have {MAX_STEPS}")
     for index, each in enumerate(message.steps):
         if each.operator not in OPERATORS:
-            raise Fault(f"a question of values asks {each.operator[:80]!r}, which is on no list for it")
+            raise Fault(f"a condition on values uses {each.operator[:80]!r}, which is not allowed there")
         place = Place(limits=limits, nodes=leaves + index)
         for value in each.args:
             check_value(value, place)

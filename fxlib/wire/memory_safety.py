@@ -1,9 +1,9 @@
-"""Which operators and functions of torch stay inside of their tensors, whatever they are given.
+"""The operators and functions of torch that stay inside of their tensors, whatever their arguments.
 
 The table beside this module (`memory_safety.json`) is written by `python -m benchmarks.out_of_bounds`: each name was
-called with integers, indices, sizes and strides out of bounds, on tensors between pages that nobody may touch. "tried"
-ran, and stayed inside; "ruled" reaches outside with some arguments, which `fxlib.wire.argument_rules` refuses;
-"untried" looks nothing up, and cannot run alone (collectives). All else may not travel: "refused" says what was seen.
+called with integers, indices, sizes and strides out of bounds, on tensors between inaccessible pages. "tried" ran, and
+stayed inside; "ruled" reaches outside with some arguments, which `fxlib.wire.argument_rules` refuses; "untried" looks
+nothing up, and cannot run alone (collectives). Nothing else may travel: "refused" says what was observed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_name("memory_safety.json")
-"""The file of the table."""
+"""Path of the table."""
 WAY_OUT = "Use another operator, or capture the model again: what may not travel stays with the client, where it runs."
-"""What to do about a refusal."""
+"""Advice about a refusal."""
 UNRUN = "no call of it ran when it was tried"
-"""What the table says of a name that it has nothing else to say of."""
+"""Observation for names about which the table says nothing else."""
 _UNTRIED = "it was never tried out of bounds"
 
 
@@ -30,7 +30,7 @@ def table() -> dict[str, Any]:
 
 
 def refused() -> Mapping[str, str]:
-    """Return what was seen of each name that was tried and may not travel."""
+    """Return what was observed of each name that was tested and may not travel."""
     found: Mapping[str, str] = table()["refused"]
     return found
 
@@ -47,5 +47,5 @@ def reason(name: str) -> str:
 
 
 def reached_outside(name: str) -> bool:
-    """Whether a call of this name was seen to leave its tensors."""
+    """Return whether a call of this name was observed to leave its tensors."""
     return refused().get(name, UNRUN) != UNRUN

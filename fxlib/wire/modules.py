@@ -1,4 +1,4 @@
-"""Modules on the wire: those of torch's own classes, those wrapped for data parallelism, and the names of their parts.
+"""Modules on the wire: torch's own classes, modules wrapped for data parallelism, and the names of parts.
 
 A module of torch is rebuilt from its attributes, without its constructor. No part may have a name that hides what the
 module's class needs.
@@ -27,7 +27,7 @@ from fxlib.wire.names import check_atom, check_comment, check_label, is_dunder
 from fxlib.wire.opaque import OpaqueModule
 
 _OWN_STATE = frozenset(vars(nn.Module()))
-"""Where nn.Module keeps parameters, children, hooks and flags."""
+"""Attributes in which nn.Module keeps parameters, children, hooks and flags."""
 _OF_ANY_MODULE = _OWN_STATE | frozenset(dir(nn.Module))
 _HOOKS = tuple(sorted(name for name in _OWN_STATE if name.endswith("hooks")))
 _RNN_CACHES = frozenset({"_flat_weights", "_flat_weight_refs"})
@@ -47,13 +47,13 @@ _FIELDS = tuple(asdict(DataParallelOptions()))
 
 @cache
 def classes() -> Mapping[str, type[nn.Module]]:
-    """Classes of torch.nn by name that stay inside of their tensors whatever their attributes are."""
+    """Return classes of torch.nn by name that stay inside of their tensors whatever their attributes are."""
     return {name: cls for name, cls in candidates().items() if not reached_outside(f"torch.nn.modules.{name}")}
 
 
 @cache
 def candidates() -> Mapping[str, type[nn.Module]]:
-    """Classes of torch.nn by name, without those that choose their own class when they first run."""
+    """Return classes of torch.nn by name, without those that choose their own class when they first run."""
     found = [cls for cls in vars(nn).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
     return {
         cls.__name__: cls
@@ -69,12 +69,12 @@ def class_name(module: nn.Module) -> str | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module, or saving it, runs code that its class does not hold."""
+    """Return whether calling or saving the module runs code that is not its class's."""
     return any(vars(module).get(name) for name in _HOOKS)
 
 
 def attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield what the constructor left in a module of torch.nn besides parameters, buffers and children."""
+    """Yield the attributes that the constructor left in a module of torch.nn, without parameters and children."""
     hidden = _OWN_STATE | _RNN_CACHES if isinstance(module, nn.RNNBase) else _OWN_STATE
     for name, value in vars(module).items():
         if name not in hidden:
@@ -82,18 +82,18 @@ def attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def functions_of(leaf: str, attribute: str) -> frozenset[str]:
-    """Return the names of the functions that a module of torch.nn may hold in an attribute, to call them."""
+    """Return the names of the functions that a module of torch.nn may hold in an attribute and call."""
     return _ACTIVATIONS if (leaf, attribute) in _CALLS else frozenset()
 
 
 def may_hold(cls: type[nn.Module], name: str) -> bool:
-    """Whether an attribute of this name hides neither a method nor the state that nn.Module itself keeps."""
+    """Return whether an attribute of this name hides neither a method nor state that nn.Module itself keeps."""
     found = inspect.getattr_static(cls, name, None)
     return not (name in _OF_ANY_MODULE or is_dunder(name) or callable(found) or hasattr(found, "__get__"))
 
 
 def may_have_slot(cls: type[nn.Module], name: str) -> bool:
-    """Whether a parameter, buffer or child of this name hides nothing of the class."""
+    """Return whether a parameter, buffer or child of this name hides nothing of the class."""
     return not (name in _OWN_STATE or is_dunder(name) or hasattr(cls, name))
 
 
@@ -106,7 +106,7 @@ def new(name: str) -> nn.Module:
 
 
 def finish(module: nn.Module) -> None:
-    """Rebuild what a module derives from its parameters.
+    """Rebuild the state that a module derives from its parameters.
 
     Raises:
         Fault: a recurrent module names weights that are not its parameters.
@@ -115,22 +115,22 @@ def finish(module: nn.Module) -> None:
         flat, nested = (vars(module).get(name) for name in _RNN_NAMES)
         rows = [flat, *nested] if isinstance(flat, list) and isinstance(nested, list) else [None]
         if not all(isinstance(row, list) and all(_is_weight(module, name) for name in row) for row in rows):
-            raise Fault("the names of a recurrent module's weights are not those of its parameters")
+            raise Fault("a recurrent module names weights that are not its parameters")
         try:
             module._init_flat_weights()
             fits = _fits(module)
         except Exception as error:  # noqa: BLE001 - whatever it stumbles over is a fault of the names
             raise Fault(f"the recurrent module does not fit its weights: {error}") from None
         if not fits:
-            raise Fault("the weights of a recurrent module do not have the sizes that its attributes say")
+            raise Fault("the weights of a recurrent module do not have the sizes that its attributes imply")
 
 
 _GATES: Mapping[type, int] = {nn.LSTM: 4, nn.GRU: 3}
-"""How many gates a recurrent module's weights hold below each other; all others: one."""
+"""Number of gates stacked in the weights of a recurrent module; one for all other modules."""
 
 
 def _fits(module: nn.RNNBase) -> bool:
-    """Whether each weight has its size, and stands in its place: torch cuts them into gates unchecked."""
+    """Return whether each weight has its size and its position: torch splits them into gates without a check."""
     sizes: tuple[object, ...] = (module.input_size, module.hidden_size, module.num_layers, module.proj_size)
     if not all(isinstance(size, int) and size >= 0 for size in sizes):
         return False
@@ -152,19 +152,19 @@ def _is_weight(module: nn.Module, name: object) -> bool:
 
 
 def check_names(module: pb.Module) -> None:
-    """Raise Fault unless the parts of a module have names of their own that hide nothing."""
+    """Raise Fault unless the parts of a module have distinct names that hide nothing."""
     cls, reserved = _holder(module)
     seen: set[str] = set()
     for what, slots in (("parameter", module.parameters), ("buffer", module.buffers), ("child", module.children)):
         for slot in slots:
             check_atom(slot.name, what)
             if slot.name in seen or slot.name in reserved or not may_have_slot(cls, slot.name):
-                raise Fault(f"{what} {slot.name!r} hides something of this name", "Rename it.")
+                raise Fault(f"{what} {slot.name!r} hides something else of this name", "Rename it.")
             seen.add(slot.name)
     for attribute in module.attributes:
         check_atom(attribute.name, "attribute")
         if attribute.name in seen or attribute.name in reserved or not may_hold(cls, attribute.name):
-            raise Fault(f"attribute {attribute.name!r} hides something of this name", "Rename it.")
+            raise Fault(f"attribute {attribute.name!r} hides something else of this name", "Rename it.")
         seen.add(attribute.name)
 
 
@@ -178,14 +178,14 @@ def _holder(module: pb.Module) -> tuple[type[nn.Module], frozenset[str]]:
 
 
 class Slots:
-    """Finds the parts of a message's modules by name, however many there are."""
+    """Finds the parts of a message's modules by name, in constant time."""
 
     def __init__(self, graph: pb.Graph) -> None:
         self._modules = graph.modules
         self._tables: dict[int, dict[str, int | None]] = {}
 
     def of(self, module: int) -> Mapping[str, int | None]:
-        """Return the names of a module's slots, with the index of the module that is held there, if one is."""
+        """Return the names of a module's slots, with the index of the module in each, if there is one."""
         if module not in self._tables:
             message = self._modules[module]
             table: dict[str, int | None] = {
@@ -196,10 +196,10 @@ class Slots:
         return self._tables[module]
 
     def find(self, module: int, path: str) -> int | None:
-        """Return the index of the module at a path; None: another slot is there.
+        """Return the index of the module at a path; None if another slot is there.
 
         Raises:
-            Fault: no slot is.
+            Fault: there is no slot.
         """
         *steps, last = path.split(".")
         for step in steps:
@@ -214,12 +214,12 @@ class Slots:
 
 @cache
 def _graph_state() -> frozenset[str]:
-    """Where a GraphModule keeps its graph, code and pytree specifications."""
+    """Return the attributes in which a GraphModule keeps its graph, code and pytree specifications."""
     return frozenset(vars(CapturedModule(nn.Module(), Graph()))) | {"_in_spec", "_out_spec"}
 
 
 def write_data_parallel(message: pb.DataParallel, module: DataParallel) -> None:
-    """Write all but the module inside."""
+    """Write everything but the module inside."""
     message.group, message.ranks, message.oddity = module.group, module.ranks, module.oddity
     for name, value in asdict(module.options).items():
         if value is not None:
@@ -234,12 +234,12 @@ def read_options(message: pb.DataParallel) -> DataParallelOptions:
 
 
 def read_data_parallel(message: pb.DataParallel, inside: nn.Module) -> DataParallel:
-    """Return what stands for the wrapped module where there is no process group."""
+    """Return a stand-in for the wrapped module, for use without a process group."""
     return DataParallel(inside, read_options(message), group=message.group, ranks=message.ranks, oddity=message.oddity)
 
 
 def check_data_parallel(module: pb.Module, limits: Limits) -> None:
-    """Raise Fault unless a wrapped module holds one module and nothing else, and its options are such as exist."""
+    """Raise Fault unless a wrapped module holds one module and nothing else, and its options exist."""
     message = module.parallel
     parts = len(module.children) + len(module.parameters) + len(module.buffers) + len(module.attributes)
     if parts != 1 or not module.children or module.children[0].name != "module":
@@ -251,6 +251,6 @@ def check_data_parallel(module: pb.Module, limits: Limits) -> None:
     if not message.ranks:
         raise Fault("a process group has at least one rank")
     if message.hook and message.hook not in HOOKS:
-        raise Fault(f"{message.hook[:80]!r} is no communication hook that is known")
+        raise Fault(f"{message.hook[:80]!r} is not a known communication hook")
     if message.HasField("bucket_cap_mb") and not (math.isfinite(message.bucket_cap_mb) and message.bucket_cap_mb > 0):
-        raise Fault("the size of a bucket is positive and finite")
+        raise Fault("the size of a bucket must be positive and finite")

@@ -1,4 +1,4 @@
-"""Which text may stand in a graph: generated code is text, so a name that is more than a name would be executed.
+"""Checks of text in a graph: generated code is text, so a name that is more than a name would be executed.
 
 torch's own constants are known by their exact names.
 """
@@ -20,7 +20,7 @@ _ATOM = re.compile(r"[0-9A-Za-z_-]+")
 _LONGEST_FUNCTION = 1_000
 _REMOTE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:(?:[^\W\d]\w*\.)*[^\W\d]\w*|\.[^\W\d]\w*")
 _LABEL = re.compile(r"[\w.:<>#$@ \[\]-]{1,500}")
-# torch.fx deletes each line of generated code that holds this mark, wherever it stands in the line.
+# torch.fx deletes each line of generated code that holds this mark, wherever it is in the line.
 _COUNTER = re.compile(r"# COUNTER: \d")
 # A carriage return ends a comment for Python but not for torch.fx; triple quotes end its dump of metadata.
 _COMMENT_BREAKERS = re.compile(r'[\x00-\x08\x0b-\x1f\x7f]|"""')
@@ -31,14 +31,14 @@ _DEVICE = re.compile(r"(cpu|cuda|meta|xpu|mps|hpu|mtia|privateuseone)(:\d{1,3})?
 
 
 def is_name(text: str) -> bool:
-    """Whether Python reads the text as one identifier, and as this one."""
+    """Return whether Python reads the text as one identifier, and as this one."""
     return (
         text.isidentifier() and not iskeyword(text) and (text.isascii() or unicodedata.normalize("NFKC", text) == text)
     )
 
 
 def is_dunder(text: str) -> bool:
-    """Whether a name belongs to Python's own machinery."""
+    """Return whether a name belongs to Python's own machinery."""
     return text.startswith("__") and text.endswith("__")
 
 
@@ -48,7 +48,7 @@ def as_name(text: str) -> str:
 
 
 def check_name(text: str, what: str) -> None:
-    """Raise Fault unless the text is an identifier that Python keeps for nobody."""
+    """Raise Fault unless the text is an identifier that is not reserved by Python."""
     if not is_name(text) or is_dunder(text):
         raise Fault(f"{what} {text[:80]!r} is not an identifier")
 
@@ -94,7 +94,7 @@ def check_remote_function(text: str) -> None:
 def check_label(text: str) -> None:
     """Raise Fault unless the text can be the label of something that stays with the client."""
     if _LABEL.fullmatch(text) is None:
-        raise Fault(f"{text[:80]!r} is no label of a class or callable")
+        raise Fault(f"{text[:80]!r} is not the label of a class or callable")
 
 
 def check_text(text: str, limits: Limits) -> None:
@@ -114,7 +114,7 @@ def check_comment(text: str, limits: Limits) -> None:
 
 
 def clean_comment(text: str) -> str:
-    """Return the text as it may stand in a comment of generated code."""
+    """Return the text in a form that is allowed in a comment of generated code."""
     return _COMMENT_BREAKERS.sub(lambda found: "'''" if found[0] == '"""' else "", text.replace("\r\n", "\n"))
 
 
@@ -131,6 +131,6 @@ QSCHEMES: dict[str, torch.qscheme] = _named(value for value in vars(torch).value
 
 
 def check_device(name: str) -> None:
-    """Raise Fault unless the text names a device, which this machine need not have."""
+    """Raise Fault unless the text names a device; this machine need not have it."""
     if _DEVICE.fullmatch(name) is None:
         raise Fault(f"unknown device {name[:80]!r}")

@@ -1,6 +1,6 @@
-"""What stays with the client: callables, modules and attributes of which a graph holds only a name.
+"""Stand-ins for what stays with the client: callables, modules and attributes that a graph holds only by name.
 
-Without the client's own module to bind them to, they keep their place in the graph, and raise when they are called.
+Without the client's own module to bind them to, they stay in the graph and raise when they are called.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fxlib.runtime.attributes import check_data
 from fxlib.v1 import graph_pb2 as pb
 
 _MOST_RECORDS = 256
-"""Classes that are kept at a time: whoever reads what others send shall not grow by each name."""
+"""Maximum number of classes kept at a time, so that a reader's memory does not grow with each name it receives."""
 _NO_IDENTIFIER = re.compile(r"\W")
 
 
@@ -38,11 +38,11 @@ class OpaqueFunction:
     def __init__(self, slot: str, *, method: bool = False) -> None:
         self.slot = slot
         self.method = method
-        # torch.fx names what it calls in generated code by these.
+        # torch.fx uses these to name the function in generated code.
         self.__name__ = self.__qualname__ = "opaque_" + _NO_IDENTIFIER.sub("_", slot)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse.
+        """Refuse to be called.
 
         Raises:
             OpaqueError: always.
@@ -57,20 +57,20 @@ class OpaqueFunction:
 
 
 class OpaqueModule(nn.Module):
-    """A module of a class that is not torch's own: it holds its parameters and children, and cannot be called."""
+    """A module whose class is not torch's own: it holds its parameters and children, and cannot be called."""
 
     def __init__(self, label: str) -> None:
         super().__init__()
         self._fxlib_label = label  # a name that no model gives to a part of its own
 
     def __getattr__(self, name: str) -> Any:
-        """Answer `label`, the qualified name of the class, unless the model has a part of this name."""
+        """Return `label`, the qualified name of the class, unless the model has a part of this name."""
         if name == "label" and not any(name in vars(self)[table] for table in ("_parameters", "_buffers", "_modules")):
             return self._fxlib_label
         return super().__getattr__(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse.
+        """Refuse to be called.
 
         Raises:
             OpaqueError: always.
@@ -78,7 +78,7 @@ class OpaqueModule(nn.Module):
         _refuse("module of class", self._fxlib_label)
 
     def extra_repr(self) -> str:
-        """Show the class."""
+        """Return the name of the class."""
         return self._fxlib_label
 
 
@@ -92,10 +92,10 @@ class OpaqueAttribute:
         return f"OpaqueAttribute({self.slot!r})"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Refuse to be used as the object that it stands for.
+        """Refuse access to attributes of the object that it stands for.
 
         Raises:
-            OpaqueError: for every attribute that Python does not ask for by itself.
+            OpaqueError: for every attribute that Python does not look up by itself.
         """
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
@@ -106,7 +106,7 @@ class OpaqueAttribute:
 
 
 class OpaqueRRef(OpaqueAttribute):
-    """An RRef of the client's: it knows the owner of what it leads to, and leads nowhere."""
+    """An RRef of the client's: it knows the owner of its object, but leads nowhere."""
 
     def __init__(self, slot: str, owner: str, *, here: bool) -> None:
         super().__init__(slot)
@@ -115,7 +115,7 @@ class OpaqueRRef(OpaqueAttribute):
 
     @classmethod
     def of(cls, slot: str, rref: rpc.PyRRef[Any]) -> OpaqueRRef:
-        """Return what stands for a live RRef."""
+        """Return a stand-in for a live RRef."""
         return cls(slot, rref.owner_name(), here=rref.is_owner())
 
     def owner_name(self) -> str:
@@ -123,7 +123,7 @@ class OpaqueRRef(OpaqueAttribute):
         return self._owner
 
     def is_owner(self) -> bool:
-        """Return whether the client itself owns what the RRef leads to."""
+        """Return whether the client itself owns the object of the RRef."""
         return self._here
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class OpaqueRRef(OpaqueAttribute):
 def opaque_tuple(label: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """Return a named tuple class that stands for the client's class `label`. The caller has checked all names.
 
-    Its fields hold data alone: a method that a graph calls may be what the graph's writer put under the name.
+    Its fields hold only data, since a graph's writer could put something to call under the name of a method.
     """
     plain: Any = namedtuple(label.rpartition(".")[2], fields, module=__name__)  # type: ignore[misc] # noqa: PYI024
 
@@ -148,10 +148,10 @@ def opaque_tuple(label: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
 
 
 class OpaqueContainer:
-    """Stands for a container of a class that only the client has: its parts, in their order, and what names them.
+    """Stands for a container of a class that only the client has: its parts, in order, and their names.
 
-    A part is found by its position, or, where the container's context holds a list of names, by its name, as a key and
-    as an attribute.
+    A part is found by its position or, if the container's context holds a list of names, by its name, as a key and as
+    an attribute.
     """
 
     def __init__(self, label: str, parts: list[Any], context: Any) -> None:
@@ -189,7 +189,7 @@ class OpaqueContainer:
 
 
 def _names_in(context: object) -> list[Any]:
-    """Return the names of a container's parts: its context, or, of dataclasses and objects, what it says of them."""
+    """Return the names of a container's parts: its context or, for dataclasses and objects, the names in it."""
     if isinstance(context, dict):
         context = context.get("parts")
     if isinstance(context, (list, tuple)):
@@ -205,7 +205,7 @@ def _keyed(container: OpaqueContainer) -> list[tuple[Any, Any]]:
     return [(pytree.MappingKey(name), part) for name, part in zip(names, container.parts, strict=True)]
 
 
-# One class stands for all of them: a class for each label would stay in torch's register for as long as the process.
+# One class stands for all of them: a class for each label would stay in torch's registry for as long as the process.
 pytree.register_pytree_node(
     OpaqueContainer,
     lambda each: (each.parts, (each.label, each.context)),
@@ -215,7 +215,7 @@ pytree.register_pytree_node(
 
 
 class OpaqueRecord:
-    """Stands for an object of a dataclass that only the client has; its classes are dataclasses with these fields."""
+    """Stands for an object of a dataclass that only the client has; subclasses are dataclasses with these fields."""
 
     def __init__(self, *values: Any) -> None:
         for field, value in zip(dataclasses.fields(self), values, strict=True):  # type: ignore[arg-type]
@@ -235,7 +235,7 @@ class OpaqueRecord:
 def opaque_record(label: str, fields: tuple[str, ...]) -> type[Any]:
     """Return a dataclass that stands for the client's dataclass `label`. The caller has checked all names.
 
-    Python compiles no method for it, as it otherwise does of the names of fields.
+    Python compiles no methods for it, which would otherwise be generated from the names of fields.
     """
     space = {"__fxlib_label__": label, "__module__": __name__}
     name, typed = label.rpartition(".")[2], [(field, Any) for field in fields]
@@ -250,7 +250,7 @@ def tuple_label(cls: type) -> str:
 
 
 def handles_in(graph: pb.Graph) -> dict[str, OpaqueRRef]:
-    """Return the RRefs that the root's own nodes read, by their paths; `validate` has passed the graph."""
+    """Return the RRefs that the root's own nodes read, by their paths, in a graph that `validate` has passed."""
     root = len(graph.modules) - 1
     targets = {node.target for node in graph.modules[root].graph.nodes if node.op == pb.OPCODE_GET_ATTR}
     children: dict[int, dict[str, int]] = {}

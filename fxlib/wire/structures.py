@@ -1,10 +1,10 @@
-"""Nests of containers, into the wire format and back: what a forward takes and returns, and the inputs of a step.
+"""Nested containers in the wire format: what a forward takes and returns, and the inputs of a step.
 
-A forward's nests are those that torch.utils._pytree flattens. The inputs of a step are nests of containers, values, and
-tensors, which travel beside them.
+A forward's containers are those that torch.utils._pytree flattens. The inputs of a step are nested containers of values
+and tensors, which travel beside them.
 
 The class of a container stays with the client. Named tuples, dataclasses and other containers travel as their parts and
-their names; a reader that does not have the classes makes some of its own, in which there is no code of the client's.
+their names; a reader that lacks the classes makes its own, which hold no code of the client's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAPPINGS: dict[Any, str] = {dict: "dict", OrderedDict: "ordered_dict"}
 
 
 class OwnContainer(NamedTuple):
-    """A class of containers of the client's, and what its graphs say of such containers besides their parts."""
+    """A container class of the client's, and what its graphs record of such containers besides their parts."""
 
     cls: type
     contexts: set[bytes]
@@ -44,7 +44,7 @@ def write_spec(value: pb.Value, spec: TreeSpec) -> None:
     """Write a structure into an empty message.
 
     Raises:
-        Fault: it cannot travel.
+        Fault: the structure cannot travel.
     """
     if spec.is_leaf():
         value.none = True
@@ -74,11 +74,11 @@ def read_spec(value: pb.Value, reader: ValueReader, classes: Mapping[str, OwnCon
 
     Args:
         value: the message.
-        reader: reads the keys of dicts and what containers say besides their parts.
-        classes: the client's own classes, by label, which alone may then be named; None where there is no client.
+        reader: reads the keys of dicts and the data of containers besides their parts.
+        classes: the client's own classes, by label, which alone may then be named; None if there is no client.
 
     Raises:
-        Fault: it contradicts itself.
+        Fault: the structure contradicts itself.
     """
     kind = str(value.WhichOneof("kind"))
     data = getattr(value, kind)
@@ -104,7 +104,7 @@ def read_spec(value: pb.Value, reader: ValueReader, classes: Mapping[str, OwnCon
 
 
 def container_classes(root: nn.Module) -> dict[str, OwnContainer]:
-    """Return the classes of containers in the arguments and results of the graphs of a module tree, by label."""
+    """Return the container classes in the arguments and results of a module tree's graphs, by label."""
     found: dict[str, OwnContainer] = {}
     for body in bodies(root):
         for spec in (each for whole in specs_of(body) for each in _containers(whole)):
@@ -127,7 +127,7 @@ def _containers(spec: TreeSpec) -> Iterator[TreeSpec]:
 
 
 def container_facts(cls: type, context: Any) -> tuple[str, Any]:
-    """Return the label of a class of containers, and what is said of such a container besides its parts."""
+    """Return the label of a container class, and the data of such a container besides its parts."""
     return context if cls is OpaqueContainer else (label_of(cls), context)
 
 
@@ -137,10 +137,10 @@ def _write_all(items: Any, spec: TreeSpec) -> None:
 
 
 def write_nest(value: pb.Value, nest: object, where: str) -> list[Any]:
-    """Write a nest into an empty message; return its tensors, or their descriptions, in the order of indices.
+    """Write nested containers into an empty message; return their tensors, or descriptions of these, by index.
 
     Raises:
-        WireError: it holds what cannot travel; `where` names the field.
+        WireError: a part cannot travel; `where` names the field.
     """
     found: list[Any] = []
     places: dict[int, int] = {}
@@ -175,17 +175,17 @@ def write_nest(value: pb.Value, nest: object, where: str) -> list[Any]:
 
 
 def _check_nest(value: pb.Value, tensors: int) -> None:
-    """Raise Fault unless a received nest is well-formed, of a bounded size, over so many tensors."""
+    """Raise Fault unless received nested containers are well-formed, of bounded size, over so many tensors."""
     check_value(value, Place(limits=DEFAULT, kind="input", tensors=tensors))
     if (size := _size(value)) > MAX_VALUES:
         raise Fault(f"holds {size:,} values, and may hold {MAX_VALUES:,}")
 
 
 def read_nest(value: pb.Value, tensors: Sequence[Any], where: str) -> Any:
-    """Return the nest of a received message, over its tensors or their descriptions.
+    """Return the nested containers of a received message, over its tensors or their descriptions.
 
     Raises:
-        WireError: it is malformed, or larger than the limits allow; `where` names the field.
+        WireError: the message is malformed, or larger than the limits allow; `where` names the field.
     """
     try:
         _check_nest(value, len(tensors))
@@ -208,7 +208,7 @@ class _NestReader(ValueReader):
 
 
 def _size(value: pb.Value) -> int:
-    """Return how many containers and leaves a checked nest has."""
+    """Return how many containers and leaves checked nested containers have."""
     kind = str(value.WhichOneof("kind"))
     if kind in ("dict", "ordered_dict"):
         return 1 + sum(_size(each.value) for each in getattr(value, kind).items)

@@ -1,7 +1,7 @@
 """The allow-lists: which functions and methods a received graph may name.
 
-The lists are built once, from torch's own registers and from names written here. A name from a graph is looked up in
-them and nowhere else; no attribute is walked because a graph names it. What is on no list stays with the client, as an
+The lists are built once, from torch's own registries and from names written here. A name from a graph is looked up in
+them and nowhere else; no attribute is walked because a graph names it. Anything on no list stays with the client, as an
 opaque slot.
 """
 
@@ -44,7 +44,7 @@ _CONSTRUCTORS = (
     *("sparse_coo_tensor", "sparse_csc_tensor", "sparse_csr_tensor", "tensor", "tril_indices", "triu_indices"),
     *("vander", "zeros"),
 )
-# In place, and on no list of what may be overridden.
+# In-place functions, which are on torch's list of what may not be overridden.
 _IN_PLACE = (
     *("abs_", "acos_", "acosh_", "alpha_dropout_", "asin_", "asinh_", "atan_", "atanh_", "ceil_", "celu_", "clamp_"),
     *("clamp_max_", "clamp_min_", "clip_", "cos_", "cosh_", "deg2rad_", "detach_", "dropout_", "erf_", "erfc_"),
@@ -76,7 +76,7 @@ _FUNCTIONAL_EXTRAS = (
 
 METHODS_WITHHELD = frozenset(
     {
-        # Call what they are given, hand out memory, or have effects outside of the tensor.
+        # Functions that call their arguments, expose memory, or have effects outside of the tensor.
         *("apply_", "map_", "map2_", "module_load", "register_hook", "register_post_accumulate_grad_hook"),
         *("const_data_ptr", "data_ptr", "numpy", "record_stream", "set_", "share_memory_", "storage", "storage_type"),
         "untyped_storage",
@@ -85,19 +85,20 @@ METHODS_WITHHELD = frozenset(
 DATA_ATTRIBUTES = frozenset(
     name for name in dir(torch.Tensor) if not name.startswith("_") and not callable(getattr(torch.Tensor, name))
 ) - {"grad_fn"}
-"""What `getattr` may read of a tensor as it is; under other names, a decoded graph refuses what can be called."""
+"""Attributes that `getattr` may read of a tensor directly; under other names, a decoded graph refuses anything
+callable."""
 _METHOD_EXTRAS = (
     *("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros", "stride", "unflatten"),
     *("to_padded_tensor", "to_sparse_bsc", "to_sparse_bsr", "to_sparse_coo", "to_sparse_csc", "to_sparse_csr"),
 )
 _OF_OTHERS = frozenset(
     {
-        # Of sequences, dicts, futures and RRefs.
+        # Methods of sequences, dicts, futures and RRefs.
         *("count", "get", "items", "keys", "done", "value", "wait", "is_owner", "owner", "owner_name", "to_here"),
     }
 )
 NO_TENSORS = ("torch.futures.", "torch._C.", "torch.amp.", "torch.distributed.")
-"""Modules of functions that reach into no tensor."""
+"""Modules of functions that access no tensor memory."""
 _ARITHMETIC = (
     *("add", "and", "div", "floordiv", "lshift", "matmul", "mod", "mul", "or", "pow", "rshift", "sub", "truediv"),
     "xor",
@@ -119,7 +120,7 @@ _NAMESPACES = frozenset(
 )
 _WITHHELD = frozenset(
     {
-        # Files, raw memory, and standard output.
+        # Functions that reach files, raw memory, and standard output.
         *("aten::from_file", "aten::record_stream", "aten::set", "aten::set_", "aten::_print", "mkldnn::data_ptr"),
         *("aten::_share_data", "aten::_cuda_getCurrentRawStream"),
     }
@@ -128,7 +129,7 @@ _WITHHELD = frozenset(
 
 @cache
 def methods() -> frozenset[str]:
-    """Names that a `call_method` node may have."""
+    """Return the names that a `call_method` node may have."""
     spelled = {"__pow__": "pow", "__ipow__": "pow_"}
     inside = safe()
     return frozenset(name for name in _methods() if f"torch.Tensor.{spelled.get(name, name)}" in inside) | _OF_OTHERS
@@ -144,13 +145,13 @@ def _methods() -> frozenset[str]:
 
 @cache
 def functions() -> Mapping[str, Function]:
-    """Functions that a `call_function` node may name."""
+    """Return the functions that a `call_function` node may name."""
     return {name: function for name, function in candidates().items() if _travels(name)}
 
 
 @cache
 def candidates() -> Mapping[str, Function]:
-    """Functions that may travel if they stay inside of their tensors."""
+    """Return the functions that may travel if they stay inside of their tensors."""
     return dict(_functions())
 
 
@@ -167,7 +168,7 @@ def function_name(function: object) -> str | None:
 
 
 def registered() -> Mapping[str, Function]:
-    """Operators of the call kinds that this process registered beyond the library's own, by label."""
+    """Return the operators of the call kinds that this process registered beyond the library's own, by label."""
     own = {each for name, each in functions().items() if name.startswith("fxlib.runtime.")}
     found = (each for kind in calls.kinds() for each in kind.operators)
     return {f"{each.__module__}.{each.__qualname__}": each for each in found if each not in own}
@@ -183,7 +184,7 @@ def _names() -> dict[int, str]:
 
 @cache
 def _builtin_names() -> dict[object, str]:
-    # A builtin method of a type is a new object at each access of its owner, equal to the last.
+    # Each access to a builtin method of a type makes a new object, equal to the last.
     names: dict[object, str] = {}
     for name, function in functions().items():
         if _is_builtin(function):
@@ -201,7 +202,7 @@ def _functions() -> Iterator[tuple[str, Function]]:
     yield from _of(operator, "operator", sorted(set(operator.__all__) - _OPERATOR_WITHHELD))
     yield from _of(math, "math", [name for name in dir(math) if callable(getattr(math, name)) and name[0] != "_"])
     yield from _of(torch, "torch", (*_overridable(torch), *_CONSTRUCTORS, *_IN_PLACE, *_TORCH_EXTRAS))
-    # Without the one that calls what it is given.
+    # The list omits the function that calls its argument.
     names = {*_overridable(torch.nn.functional), *_FUNCTIONAL_EXTRAS} - {"triplet_margin_with_distance_loss"}
     yield from _of(torch.nn.functional, "torch.nn.functional", sorted(names))
     for name in ("linalg", "fft", "special"):
@@ -209,16 +210,16 @@ def _functions() -> Iterator[tuple[str, Function]]:
     # torch.fx renders torch.Tensor.__pow__ as torch._tensor.pow, which does not exist.
     yield from _of(torch.Tensor, "torch.Tensor", sorted(_methods() - {"__pow__", "__ipow__"}))
     yield from _of(torch.futures, "torch.futures", ("collect_all", "wait_all"))
-    # Blocks of a grad mode or of autocast, as capture records them.
+    # Beginnings and ends of grad-mode and autocast blocks, as capture records them.
     yield from _of(torch._C, "torch._C", ("_set_grad_enabled",))
     yield from _of(torch.amp.autocast_mode, "torch.amp.autocast_mode", ("_enter_autocast", "_exit_autocast"))
     yield from ((label, each.function) for label, each in BY_LABEL.items())
-    # The name of a server: as capture records it.
+    # The name of a server, as capture records it.
     yield from _of(rpc, "torch.distributed.rpc", ("get_worker_info",))
 
 
 def _overridable(namespace: ModuleType) -> list[str]:
-    # A builtin calls itself by the namespace, too: torch.fft.fft is named fft_fft.
+    # The name of a builtin includes its namespace: torch.fft.fft is named fft_fft.
     prefix = namespace.__name__.rpartition(".")[2] + "_"
     called = {getattr(each, "__name__", "") for each in get_overridable_functions()[namespace]}
     names = {name for each in called for name in (each, each.removeprefix(prefix))}
@@ -227,7 +228,7 @@ def _overridable(namespace: ModuleType) -> list[str]:
 
 def _of(namespace: Any, prefix: str, names: Any) -> Iterator[tuple[str, Function]]:
     for name in names:
-        if hasattr(namespace, name):  # torch's registers differ between versions
+        if hasattr(namespace, name):  # torch's registries differ between versions
             yield f"{prefix}.{name}", getattr(namespace, name)
 
 
@@ -257,7 +258,7 @@ def find_operator(name: str) -> OpOverload | OpOverloadPacket:
     packet: Any = getattr(getattr(torch.ops, namespace), base)
     found = getattr(packet, overload) if overload else packet
     if not isinstance(found, (OpOverload, OpOverloadPacket)):
-        raise Fault(f"{name!r} is no operator")
+        raise Fault(f"{name!r} is not an operator")
     return found
 
 
@@ -266,7 +267,7 @@ def _allowed(name: str) -> bool:
         return False
     if "." in name:
         return name in safe()
-    # A packet picks one of its overloads when it is called.
+    # A packet chooses one of its overloads when it is called.
     overloads = {f"{name}.{each}" for each in registered_operators()[name]}
     return not overloads.isdisjoint(safe()) and not any(reached_outside(each) for each in overloads)
 
@@ -279,7 +280,7 @@ def _known(name: str) -> bool:
 
 @cache
 def registered_operators() -> Mapping[str, frozenset[str]]:
-    """Overloads of each operator of the namespaces, "default" for the unnamed one, but for those withheld."""
+    """Return the overloads of each operator of the namespaces ("default" is unnamed), without those withheld."""
     found: dict[str, set[str]] = {}
     for name in torch._C._dispatch_get_all_op_names():
         packet, _, overload = name.partition(".")

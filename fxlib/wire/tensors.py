@@ -1,7 +1,7 @@
-"""Tensors into the wire format, and out of it: what they view, and, only when asked, their values.
+"""Writes tensors to the wire format and reads them: what they view and, on request only, their values.
 
-Values travel as content-addressed blobs, one for each storage; storages whose values did not travel are filled from a
-seeded generator.
+Values travel as content-addressed blobs, one per storage; storages whose values did not travel are filled from a seeded
+generator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fxlib.wire.faults import Fault
 from fxlib.wire.names import DTYPES
 
 DATA = "data"
-"""Name of the one tensor in a blob."""
+"""Name of the only tensor in a blob."""
 
 _ALIGNMENT = 16
 _SAFE_DTYPES = frozenset(
@@ -43,7 +43,7 @@ _SAFE_DTYPES = frozenset(
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether a tensor is described by its dtype, shape, strides and storage: strided, a leaf, and of no subclass."""
+    """Return whether dtype, shape, strides and storage describe a tensor: it is strided, a leaf, and of no subclass."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and isinstance(tensor, torch.Tensor)
@@ -56,12 +56,12 @@ def is_plain(tensor: object) -> bool:
 
 
 def storage_key(tensor: torch.Tensor) -> tuple[torch.device, int]:
-    """Return what tensors on one storage have in common."""
+    """Return a key that tensors on one storage share."""
     return tensor.device, int(tensor.untyped_storage()._cdata)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, that torch gives a contiguous tensor."""
+    """Return the strides, in elements, that torch gives a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -72,7 +72,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 class TensorWriter:
     """Collects the tensors of a graph.
 
-    Those that share a storage keep sharing it; of a storage, only what they view travels.
+    Tensors that share a storage keep sharing it; only the part of a storage that they view travels.
     """
 
     def __init__(self, graph: pb.Graph) -> None:
@@ -91,7 +91,7 @@ class TensorWriter:
         return index
 
     def finish(self, *, sent: Callable[[torch.Tensor], bool]) -> dict[str, bytes]:
-        """Write all tensors and storages; return the blobs by SHA-256 of those tensors whose values are to be sent.
+        """Write all tensors and storages; return the blobs, by SHA-256, of the tensors whose values are to be sent.
 
         Raises:
             Fault: a tensor on the meta device has no values to send.
@@ -112,7 +112,7 @@ class TensorWriter:
         return blobs
 
     def _span(self, members: list[int]) -> tuple[int, int]:
-        """First and last byte that the tensors view."""
+        """Return the first and last byte that the tensors view."""
         spans = []
         for tensor in (self._tensors[index] for index in members):
             if tensor.numel():
@@ -149,12 +149,12 @@ class TensorWriter:
 
 
 class TensorReader:
-    """Builds the tensors of a checked graph, each once, when it is first asked for.
+    """Builds the tensors of a checked graph, each once, on first use.
 
     Args:
         graph: the graph.
         blobs: safetensors files by SHA-256.
-        seed: of the values that were not sent; None: every tensor must be sent or be bound to the client's own.
+        seed: the seed for values that were not sent; None: every tensor must be sent or be bound to the client's own.
     """
 
     def __init__(self, graph: pb.Graph, blobs: Mapping[str, bytes], seed: int | None) -> None:
@@ -166,11 +166,11 @@ class TensorReader:
 
     @property
     def bound(self) -> bool:
-        """Whether there is a client's module, to which all that was not sent must be bound."""
+        """Whether there is a client's module, to which every tensor that was not sent must be bound."""
         return self._seed is None
 
     def bind(self, index: int, tensor: object) -> None:
-        """Let an index stand for one of the client's own tensors, if that has the dtype and shape expected."""
+        """Let an index stand for one of the client's own tensors, if it has the expected dtype and shape."""
         wire = self._graph.tensors[index]
         if (
             isinstance(tensor, torch.Tensor)
@@ -181,7 +181,7 @@ class TensorReader:
             self._tensors.setdefault(index, tensor)
 
     def is_another(self, index: int, name: str) -> bool:
-        """Whether one of the client's own tensors stands for one that was sent with other values."""
+        """Return whether one of the client's own tensors stands for a tensor that was sent with other values."""
         wire = self._graph.tensors[index]
         sent = self._graph.storages[wire.storage]
         if index not in self._tensors or not sent.HasField("data") or sent.data.sha256 not in self._blobs:
@@ -192,7 +192,7 @@ class TensorReader:
         """Return a tensor; `name` is its path, from which missing values are drawn.
 
         Raises:
-            WireError: its blob is missing or is not what its digest says, or this machine lacks its device.
+            WireError: its blob is missing or does not match its digest, or this machine lacks its device.
         """
         tensor = self._tensors.get(index)
         if tensor is None:
@@ -227,12 +227,12 @@ class TensorReader:
         try:
             return data.to(_device(wire.device or "cpu")).untyped_storage()
         except Exception as error:  # noqa: BLE001 - each kind of device has its own way to say that it is not there
-            hint = "Decode on a machine that has the device, or with root=, on the tensors that are there."
+            hint = "Decode on a machine that has the device, or with root=, which uses the tensors of that module."
             raise WireError(f"device {wire.device}: {error}", where=f"tensor {name!r}", hint=hint) from None
 
 
 def _device(name: str) -> torch.device:
-    """Return a device of a kind that this torch has: for others, torch would import a module of the kind's name."""
+    """Return a device of a type that this torch has; for other names, torch would import a module."""
     device = torch.device(name)
     if device.type not in {"cpu", "meta"} and not hasattr(torch, device.type):
         raise RuntimeError(f"this build of torch has no {device.type}")
@@ -242,25 +242,25 @@ def _device(name: str) -> torch.device:
 def _read_blob(blob: bytes, wire: pb.Storage, name: str) -> torch.Tensor:
     where = f"tensor {name!r}"
     if len(blob) != wire.data.size or hashlib.sha256(blob).hexdigest() != wire.data.sha256:
-        raise WireError("the blob is not the one that its digest names", where=where)
+        raise WireError("the blob does not match its digest", where=where)
     try:
-        tensors = safetensors.torch.load(blob)  # a header in JSON, and raw bytes: no pickle
+        tensors = safetensors.torch.load(blob)  # the format is a JSON header and raw bytes, without pickle
     except (safetensors.SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise WireError(f"the blob is no safetensors file: {error}", where=where) from None
+        raise WireError(f"the blob is not a safetensors file: {error}", where=where) from None
     if set(tensors) != {DATA} or tensors[DATA].dim() != 1 or tensors[DATA].nbytes != wire.bytes:
         raise WireError(f"the blob does not hold one row of {wire.bytes:,} bytes called {DATA!r}", where=where)
     return tensors[DATA].clone()  # on memory of its own, aligned and writable
 
 
 def _draw(size: int, first: pb.Tensor, name: str, seed: int) -> torch.Tensor:
-    """Values for a storage that was not sent, the same in every process: drawn for the tensor that names it first."""
+    """Return values for a storage that was not sent, the same in every process, named by its first tensor."""
     try:
         flat = torch.zeros(size, dtype=torch.uint8)
     except RuntimeError as error:
         raise LimitError(f"no memory for {size:,} bytes: {error}", where=f"tensor {name!r}") from None
     dtype = DTYPES[first.dtype]
     if size % dtype.itemsize or not dtype.is_floating_point or first.dtype.startswith(("float8", "float4")):
-        return flat  # zeros: an index in range, a mask that masks nothing, a counter that has not begun
+        return flat  # zeros are indices in range, masks that mask nothing, and counters at their start
     generator = torch.Generator().manual_seed(
         int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) >> 1
     )

@@ -1,6 +1,6 @@
-"""Is a received graph one that `encode` could have written? Checked on the message alone; no torch object is built.
+"""Checks that `encode` could have written a received graph, from the message alone, without building torch objects.
 
-Of each GraphModule in it order, names, targets, arguments and metadata of the nodes are checked.
+For each GraphModule in it, order, names, targets, arguments and metadata of the nodes are checked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fxlib.wire.tensors import contiguous_strides
 
 T = TypeVar("T")
 _CALLS_OF_A_CHILD = {"TripletMarginWithDistanceLoss": 3}
-"""Modules of torch.nn that call what they hold more than once."""
+"""Modules of torch.nn that call a module they hold more than once."""
 
 _KINDS: dict[int, frozenset[str]] = {
     pb.OPCODE_PLACEHOLDER: frozenset({"path"}),
@@ -52,7 +52,7 @@ _KINDS: dict[int, frozenset[str]] = {
     pb.OPCODE_CALL_METHOD: frozenset({"method", "opaque_method"}),
 }
 _TORCH = {"function": "", "operator": "", "method": "torch.Tensor."}
-"""What to write before targets to find the rules for their arguments."""
+"""Prefix of targets under which to find the rules for their arguments."""
 _COMPUTED = frozenset({pb.OPCODE_GET_ATTR, pb.OPCODE_CALL_FUNCTION, pb.OPCODE_CALL_METHOD, pb.OPCODE_CALL_MODULE})
 """The nodes that a backend can compute."""
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,60}")
@@ -60,8 +60,8 @@ _LONGEST_PATH = 10_000
 _RESOLVE = "fxlib.runtime.functions.resolve"
 _BATCH, _ITEM = "fxlib.runtime.issue_batch", "fxlib.runtime.wait_item"
 _BATCHED_CALL = ("text", "tuple", "dict")
-"""Kinds of values of one call in a batch: the function's name, its arguments, its keyword arguments."""
-# Behind the name of the remote function stand the arguments that are sent to it.
+"""Kinds of the values of one call in a batch: the function's name, its arguments, its keyword arguments."""
+# The arguments sent to the remote function come after its name.
 _SENT = {
     each.label: (each.function_at + 1, each.function_at + 2)
     for each in OPERATORS
@@ -73,11 +73,11 @@ def validate(graph: pb.Graph, limits: Limits = DEFAULT) -> None:
     """Check that a graph is well-formed, within the limits, and names nothing that is not allowed.
 
     Raises:
-        LimitError: it exceeds a limit.
-        WireError: it is malformed; names the module, the node and the field.
+        LimitError: the graph exceeds a limit.
+        WireError: the graph is malformed; the message names the module, the node and the field.
     """
     if graph.format != FORMAT:
-        hint = "Update fxlib on this side." if graph.format > FORMAT else "Was it written by fxlib?"
+        hint = "Update fxlib on this side." if graph.format > FORMAT else "Check that fxlib wrote it."
         raise WireError(f"version {graph.format}; this side reads version {FORMAT}", where="graph.format", hint=hint)
     _each("graph", [graph], lambda whole: _check_size(whole, limits))
     _each("storages", [graph], lambda whole: _check_storages(whole, limits))
@@ -105,16 +105,16 @@ def _check_size(graph: pb.Graph, limits: Limits) -> None:
         raise excess("bytes of a graph", size, limits.graph_bytes, "graph_bytes")
     if nodes > limits.nodes:
         raise excess("nodes", nodes, limits.nodes, "nodes")
-    # Each entry of these tables is written because a node refers to it.
+    # Each entry of these tables was written because a node refers to it.
     for what in ("clients", "contracts", "targets"):
         if (count := len(getattr(graph, what))) > nodes > 0:
             raise Fault(f"{count:,} {what} for {nodes:,} nodes")
 
 
 def _check_tree(graph: pb.Graph, limits: Limits) -> None:
-    """Children come before their parents, so there is no cycle; what is shared counts once for each path to it."""
+    """Check that children come before their parents, so there is no cycle; a shared one counts once per path."""
     if not graph.modules or graph.modules[-1].WhichOneof("kind") != "graph":
-        raise Fault("the last module is no GraphModule")
+        raise Fault("the last module is not a GraphModule")
     paths: list[int] = []
     depths: list[int] = []
     for index, module in enumerate(graph.modules):
@@ -130,7 +130,7 @@ def _check_tree(graph: pb.Graph, limits: Limits) -> None:
 
 
 def _check_bodies(graph: pb.Graph, limits: Limits) -> None:
-    """The nodes of each GraphModule, and how many steps a forward takes: two calls at each level would double them."""
+    """Check the nodes of each GraphModule and the number of steps of a forward, which nested calls can multiply."""
     slots = Slots(graph)
     steps: list[int] = []
     for index, module in enumerate(graph.modules):
@@ -151,7 +151,7 @@ def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
     if kind is None:
         raise Fault("is empty, or of a kind that this version does not know")
     if kind == "leaf" and module.leaf not in modules.classes():
-        raise Fault(f"{module.leaf[:80]!r} is no class of torch.nn that can be rebuilt")
+        raise Fault(f"{module.leaf[:80]!r} is not a class of torch.nn that can be rebuilt")
     if kind == "opaque":
         check_label(module.opaque)
     if kind == "parallel":
@@ -164,7 +164,7 @@ def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
             raise Fault(f"{slot.name!r} refers to tensor {slot.tensor}, of {len(graph.tensors)}")
     for slot in module.parameters:
         if slot.HasField("tensor") and not graph.tensors[slot.tensor].parameter:
-            raise Fault(f"{slot.name!r} is no parameter")
+            raise Fault(f"{slot.name!r} is not a parameter")
     for attribute in module.attributes:
         functions = modules.functions_of(module.leaf, attribute.name)
         place = Place(limits=limits, kind="attribute", tensors=len(graph.tensors), functions=functions)
@@ -175,7 +175,7 @@ def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NO_STRIDED = ("bits", "qint", "quint")
-"""Dtypes of quantized tensors, and those without a strided form."""
+"""Dtypes of quantized tensors, and other dtypes without a strided form."""
 
 
 def _check_storages(graph: pb.Graph, limits: Limits) -> None:
@@ -188,7 +188,7 @@ def _check_storages(graph: pb.Graph, limits: Limits) -> None:
         if storage.device:
             check_device(storage.device)
         if storage.HasField("data") and (_SHA256.fullmatch(storage.data.sha256) is None or storage.data.size < 0):
-            raise Fault(f"{storage.data.sha256[:80]!r} is no SHA-256 of a blob")
+            raise Fault(f"{storage.data.sha256[:80]!r} is not the SHA-256 of a blob")
     if total > limits.weights_bytes:
         raise excess("bytes of all weights", total, limits.weights_bytes, "weights_bytes")
 
@@ -201,7 +201,7 @@ def _check_tensor(tensor: pb.Tensor, graph: pb.Graph, limits: Limits) -> None:
     if dtype is None or tensor.dtype.startswith(_NO_STRIDED):
         raise Fault(f"unknown dtype {tensor.dtype[:80]!r}")
     if tensor.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
-        raise Fault(f"a tensor of dtype {tensor.dtype} takes no gradient")
+        raise Fault(f"a tensor of dtype {tensor.dtype} cannot take a gradient")
     elements = check_sizes(tensor.shape, limits)
     shape = tuple(tensor.shape)
     strides = tuple(tensor.stride) or contiguous_strides(shape)
@@ -234,7 +234,7 @@ def _check_target(target: pb.Target) -> None:
 
 
 def _rules_of_target(kind: str, target: str) -> tuple[tuple[Rule, ...], bool]:
-    """Return the rules for the arguments of a target, and whether they ask for arguments without a keyword."""
+    """Return the rules for the arguments of a target, and whether they apply to arguments without a keyword."""
     rules = rules_of(_TORCH[kind] + target) if kind in _TORCH else ()
     return rules, any(rule.positions for rule in rules)
 
@@ -248,8 +248,8 @@ def _refusal(what: str, name: str, spelled: str) -> Fault:
 class _BodyChecker:
     """Checks the nodes of `graph.modules[module]`, once the modules themselves have been checked.
 
-    Where a value may be called, a graph could call what it likes: by an attribute, or a method, to which it gives the
-    name itself. So modules and functions are no values, except where they are handed to the client's own code.
+    If a value could be called, a graph could call anything, by an attribute or a method whose name it chooses itself.
+    Therefore modules and functions are not values, except as arguments of the client's own code.
     """
 
     def __init__(self, graph: pb.Graph, module: int, slots: Slots, limits: Limits) -> None:
@@ -278,7 +278,7 @@ class _BodyChecker:
         """Check the body.
 
         Raises:
-            WireError: it is malformed; names the node and the field.
+            WireError: the body is malformed; the message names the node and the field.
         """
         try:
             if self._body.HasField("pytree"):
@@ -304,7 +304,7 @@ class _BodyChecker:
         kind, target = self._targets[node.target]
         if kind not in _KINDS.get(node.op, ()):
             raise Fault(f"a {kind} does not go with opcode {node.op}")
-        # What the client calls may go by the name of an operator of ours, and is none.
+        # A callable of the client's may have the name of one of our operators without being it.
         if node.op != pb.OPCODE_CALL_FUNCTION or kind == "function":
             _SHAPES[node.op](self, index, node, target)
         rules, positional = self._rules[node.target]
@@ -359,7 +359,7 @@ class _BodyChecker:
             self._field = "backend"
             name, _, version = node.backend.partition("==")
             if name not in BACKENDS or not _VERSION.fullmatch(version) or node.op not in _COMPUTED:
-                raise Fault(f"{node.backend[:80]!r} is no backend that this version knows for such a node")
+                raise Fault(f"{node.backend[:80]!r} is not a backend that this version knows for such a node")
         if node.HasField("tensor_meta"):
             self._field = "tensor_meta"
             check_value(node.tensor_meta, Place(limits=self._limits, kind="tensor_meta"))
@@ -442,7 +442,7 @@ class _BodyChecker:
             raise Fault("the output is the last node, called 'output', with one argument")
 
     def _find(self, path: str) -> int | None:
-        """Every step is a slot of a module in the message: no attribute of an object is ever walked."""
+        """Return the module at a path, each step of which is a slot in the message: no attribute is ever walked."""
         if path not in self._paths:
             self._paths[path] = self._slots.find(self._module, path)
         return self._paths[path]
@@ -451,7 +451,7 @@ class _BodyChecker:
 def _check_function(name: str) -> None:
     check_remote_function(name)
     if name.startswith("."):
-        raise Fault(f"{name[:80]!r} is a method, and a batch calls functions alone")
+        raise Fault(f"{name[:80]!r} is a method, and a batch only calls functions")
 
 
 _SHAPES: dict[int, Callable[[_BodyChecker, int, pb.Node, str], None]] = {
@@ -473,7 +473,7 @@ def _check_pytree(tree: pb.Pytree, limits: Limits) -> None:
     check_value(tree.inputs, place)
     if tree.HasField("outputs"):
         check_value(tree.outputs, place)
-    # Code generation writes the names of keyword arguments between quotes as they are.
+    # Code generation writes the names of keyword arguments between quotes without escaping them.
     parts = tree.inputs.tuple.items
     if len(parts) == 2 and parts[1].WhichOneof("kind") == "dict":
         for entry in parts[1].dict.items:

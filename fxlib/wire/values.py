@@ -1,6 +1,6 @@
-"""Values into the wire format, and out of it: arguments of nodes, attributes of modules, and other immediate values.
+"""Writes values to the wire format and reads them: arguments of nodes, attributes of modules, other immediate values.
 
-What is read has passed `check_values`.
+Values that are read have passed `check_values`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class ValueWriter:
     """Writes values into messages.
 
     Args:
-        nodes: index of each node that a value may refer to.
-        special: writes what is not an immediate value, and says whether it did.
+        nodes: the index of each node that a value may refer to.
+        special: writes a value that is not immediate, and returns whether it did.
     """
 
     def __init__(self, nodes: Mapping[Node, int] | None = None, special: Special | None = None) -> None:
@@ -46,7 +46,7 @@ class ValueWriter:
         """Write `data` into an empty message.
 
         Raises:
-            Fault: it cannot travel.
+            Fault: the value cannot travel.
         """
         kind = type(data)
         if kind is Node:
@@ -72,7 +72,7 @@ class ValueWriter:
         self._depth -= 1
 
     def write_entries(self, entries: pb.Entries, items: Mapping[Any, object]) -> None:
-        """Write the entries of a dict, in their order."""
+        """Write the entries of a dict, in order."""
         entries.SetInParent()
         self._enter()
         immediate = ValueWriter()
@@ -85,7 +85,9 @@ class ValueWriter:
     def _write_node(self, value: pb.Value, node: Any) -> None:
         index = self.nodes.get(node)
         if index is None:
-            raise Fault(f"refers to {node.name!r}, which is no earlier node", "Run graph.lint(), and sort the nodes.")
+            raise Fault(
+                f"refers to {node.name!r}, which is not an earlier node", "Run graph.lint(), and sort the nodes."
+            )
         value.node = index
 
     def _enter(self) -> None:
@@ -98,7 +100,7 @@ def encode_value(data: object) -> pb.Value:
     """Return an immediate value (no node, tensor or function in it) as a message.
 
     Raises:
-        WireError: it cannot travel.
+        WireError: the value cannot travel.
     """
     value = pb.Value()
     try:
@@ -135,7 +137,7 @@ def _text(value: pb.Value, data: str) -> None:
     try:
         value.text = data
     except UnicodeEncodeError:
-        raise Fault("a string holds a lone surrogate, which UTF-8 has not") from None
+        raise Fault("a string holds a lone surrogate, which UTF-8 cannot encode") from None
 
 
 def _range(value: pb.Value, data: range) -> None:
@@ -201,10 +203,10 @@ def _named_tuple(value: pb.Value, data: Any, writer: ValueWriter) -> None:
 
 
 def write_tensor_meta(value: pb.Value, data: object) -> bool:
-    """Write what shape propagation found out about a tensor; False if `data` is something else.
+    """Write the facts that shape propagation found about a tensor; return False if `data` is something else.
 
     Raises:
-        Fault: it holds a symbolic shape, or quantization parameters that are no immediate values.
+        Fault: the value holds a symbolic shape, or quantization parameters that are not immediate values.
     """
     if not isinstance(data, TensorMetadata):
         return False
@@ -251,10 +253,10 @@ _NESTED_WRITERS: dict[type, Nested] = {
 
 
 class ValueReader:
-    """Builds what checked values describe.
+    """Builds the values that checked messages describe.
 
     Args:
-        nodes: nodes that values may refer to, by index.
+        nodes: the nodes that values may refer to, by index.
         tensors: returns the tensor of an index.
         tuples: the client's named tuple classes, by label.
     """
@@ -270,7 +272,7 @@ class ValueReader:
         self._tuples: dict[str, type] = dict(tuples or {})
 
     def with_nodes(self, nodes: Sequence[Node]) -> ValueReader:
-        """Return a reader of arguments of one graph."""
+        """Return a reader for the arguments of one graph."""
         return ValueReader(nodes, self.tensors, self._tuples)
 
     def read(self, value: pb.Value) -> Any:
@@ -289,7 +291,7 @@ class ValueReader:
         return plain(data) if plain is not None else _NESTED_READERS[str(kind)](data, self)
 
     def tuple_class(self, label: str, fields: tuple[str, ...]) -> Any:
-        """Return the client's class of this label, or one that stands for it."""
+        """Return the client's class with this label, or one that stands for it."""
         cls: Any = self._tuples.get(label)
         if cls is None:
             cls = self._tuples[label] = opaque_tuple(label, fields)
@@ -302,7 +304,7 @@ def decode_value(value: pb.Value) -> Any:
     """Return an immediate value (no node, tensor or function in it) from a received message.
 
     Raises:
-        WireError: it is malformed, or larger than the default limits allow.
+        WireError: the message is malformed, or larger than the default limits allow.
     """
     try:
         check_value(value, Place(limits=DEFAULT))

@@ -134,7 +134,7 @@ def test_an_answer_whose_handles_are_swapped_is_refused() -> None:
     ]
     one, other = handles[:2]
     one.slot, other.slot = other.slot, one.slot
-    with pytest.raises(WireError, match=r"attribute '.*': it is said to be the RRef of"):
+    with pytest.raises(WireError, match=r"attribute '.*': the graph says that it is the RRef"):
         wire.decode(graph, root=captured)
 
 

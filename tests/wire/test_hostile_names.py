@@ -40,7 +40,7 @@ CODE_IN_NAMES: dict[str, tuple[Edit, str]] = {
     "line deleter": (lambda graph, node: setattr(node.args.add(), "text", "# COUNTER: 1"), "deletes a line"),
     "device": (lambda graph, node: setattr(node.args.add(), "device", CODE), "unknown device"),
     "dtype": (lambda graph, node: setattr(node.args.add(), "dtype", CODE), "unknown dtype"),
-    "tuple class": (lambda graph, node: setattr(node.args.add().named_tuple, "name", CODE), "is no label"),
+    "tuple class": (lambda graph, node: setattr(node.args.add().named_tuple, "name", CODE), "is not the label"),
 }
 
 

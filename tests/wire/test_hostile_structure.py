@@ -27,10 +27,10 @@ STRUCTURE: dict[str, tuple[Edit, str]] = {
     "opaque argument": (lambda graph, node: setattr(node.args.add(), "opaque", "x"), "may not stand here"),
     "function": (lambda graph, node: setattr(node.args.add(), "function", "torch.add"), "may not stand here"),
     "text missing": (lambda graph, node: setattr(node, "stack_trace", 5), "refers to entry 5"),
-    "no modules": (lambda graph, node: graph.ClearField("modules"), "no GraphModule"),
+    "no modules": (lambda graph, node: graph.ClearField("modules"), "not a GraphModule"),
     "cycle": (lambda graph, node: setattr(graph.modules[-1].children[0], "module", 1), "does not come before it"),
-    "no class": (lambda graph, node: setattr(graph.modules[0], "leaf", "DataParallel"), "no class of torch.nn"),
-    "walk to class": (lambda graph, node: setattr(graph.modules[0], "leaf", "__class__"), "no class of torch.nn"),
+    "no class": (lambda graph, node: setattr(graph.modules[0], "leaf", "DataParallel"), "not a class of torch.nn"),
+    "walk to class": (lambda graph, node: setattr(graph.modules[0], "leaf", "__class__"), "not a class of torch.nn"),
     "hides forward": (lambda graph, node: setattr(graph.modules[0].attributes[0], "name", "forward"), "hides"),
     "hides hooks": (lambda graph, node: setattr(graph.modules[0].attributes[0], "name", "_forward_hooks"), "hides"),
     "hides graph": (lambda graph, node: setattr(graph.modules[-1].children[0], "name", "graph"), "hides"),
@@ -40,9 +40,9 @@ STRUCTURE: dict[str, tuple[Edit, str]] = {
     "beyond": (lambda graph, node: setattr(graph.tensors[0], "offset", 1 << 40), "beyond"),
     "negative size": (lambda graph, node: graph.tensors[0].shape.append(-1), "negative size"),
     "negative stride": (lambda graph, node: graph.tensors[0].stride.extend([-1] * 2), "strides or offset"),
-    "integer gradient": (lambda graph, node: setattr(graph.tensors[0], "dtype", "int64"), "takes no gradient"),
+    "integer gradient": (lambda graph, node: setattr(graph.tensors[0], "dtype", "int64"), "cannot take a gradient"),
     "quantized": (lambda graph, node: setattr(graph.tensors[0], "dtype", "qint8"), "unknown dtype"),
-    "digest": (lambda graph, node: setattr(graph.storages[0].data, "sha256", "../../etc/passwd"), "no SHA-256"),
+    "digest": (lambda graph, node: setattr(graph.storages[0].data, "sha256", "../../etc/passwd"), "not the SHA-256"),
     "contract": (lambda graph, node: graph.contracts.add(pure=True, reads=["x"]), "pure"),
     "result": (lambda graph, node: setattr(graph.contracts.add().returns.container, "name", "a.C"), "a container may"),
     "range": (lambda graph, node: setattr(node.args.add().range, "start", 1), "step 0"),
@@ -67,7 +67,7 @@ def test_names_of_a_recurrent_module_s_weights_reach_nothing_else() -> None:
     graph = whole()
     names = next(each for each in graph.modules[0].attributes if each.name == "_flat_weights_names")
     names.value.list.items[0].text = "__class__"
-    with pytest.raises(WireError, match=r"module 'part': the names of a recurrent module's weights"):
+    with pytest.raises(WireError, match=r"module 'part': a recurrent module names weights"):
         wire.decode(graph)
 
 
@@ -141,7 +141,7 @@ def test_deeper_nesting_than_protobuf_reads_is_refused() -> None:
     node = b"\x22" + _varint(len(inner)) + inner
     body = b"\x0a" + _varint(len(node)) + node
     module = b"\x0a" + _varint(len(body)) + body
-    with pytest.raises(WireError, match="the bytes are no graph"):
+    with pytest.raises(WireError, match="the bytes are not a graph"):
         wire.parse(b"\x12" + _varint(len(module)) + module)
 
 

@@ -143,7 +143,7 @@ def test_what_is_no_data_is_refused_with_its_place() -> None:
         fxlib.Workload(batches=[({"f": lambda: 0},)])
     with pytest.raises(WorkloadError, match=r"batches\[1\]: is nested as"):
         fxlib.Workload(batches=[([torch.ones(1)],), ((torch.ones(1),),)])
-    with pytest.raises(WorkloadError, match=r"input.1: is no tensor, and differs between batches"):
+    with pytest.raises(WorkloadError, match=r"input.1: is not a tensor and differs between batches"):
         fxlib.Workload.describe([(torch.ones(1), 3), (torch.ones(1), 4)])
     endless: list[Any] = [torch.ones(1)]
     endless.append(endless)
