@@ -1,4 +1,4 @@
-"""Applications of fxlib, the service and a worker: whether one is installed; child processes that end with this one."""
+"""Applications of fxlib, the service and a worker: checks that one is installed, and runs it as a child process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 def command(module: str, arguments: Sequence[str]) -> list[str]:
     """Return the command `python -m module ARGS`."""
-    # -P keeps a folder of the user's that has the module's name from being imported in its place.
+    # -P keeps a folder of the user's that has the module's name from being imported instead.
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
@@ -40,7 +40,7 @@ class Child:
         self._process = subprocess.Popen(
             command(module, arguments),
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,  # its output is log text, while programs read the output of this process
+            stdout=sys.stderr,  # its output is log text, whereas programs read the output of this process
             process_group=0,  # a Ctrl-C of the terminal ends this process, which then ends its children in order
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
@@ -84,7 +84,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def started_as(name: str) -> dict[str, str]:
-    """Return the environment of an application that a command called `name` starts, and that names the command."""
+    """Return the environment in which an application names the command `name` that starts it."""
     return {**os.environ, STARTED_AS: f"fxlib {name}"}
 
 

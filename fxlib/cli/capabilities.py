@@ -1,4 +1,4 @@
-"""`fxlib capabilities`: what a service and its workers can do, and how far they contain what they run."""
+"""`fxlib capabilities`: what a service and its workers can do, and how well each contains the code it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_to(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "capabilities",
-        help="a service's limits, recipes and workers, with how far each contains what it runs",
+        help="a service's limits, recipes and workers, with the containment level of each",
         description="Show what a service can do: versions, limits, recipes, and its live workers.",
     )
     add_service(parser)

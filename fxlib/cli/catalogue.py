@@ -1,4 +1,4 @@
-"""`fxlib passes`, `fxlib reasons`: list the passes and the recipes, and what the reasons mean that reports name."""
+"""`fxlib passes`, `fxlib reasons`: list the passes, the recipes, and the reasons in reports with their meanings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _text(known: jobs_pb2.ListPassesResponse) -> str:
 def _add_reasons(commands: Commands) -> None:
     parser = commands.add_parser(
         "reasons",
-        help="what the reasons mean that reports name",
+        help="what the reasons in reports mean",
         description="List the reasons why a call was left alone, a rewrite declined, or an original kept.",
     )
     parser.add_argument("codes", nargs="*", metavar="CODE", help="the reasons to explain; default: all")
@@ -80,7 +80,7 @@ def _reasons(options: argparse.Namespace) -> int:
     """Print the reasons.
 
     Raises:
-        FxlibError: a code names no reason.
+        FxlibError: a code is not that of a reason.
     """
     codes = [each.upper() for each in options.codes] or list(Reason.__members__)
     if unknown := next((each for each in codes if each not in Reason.__members__), None):

@@ -1,4 +1,4 @@
-"""`fxlib completion SHELL`: print what makes a shell complete the commands, options, recipes, passes and files."""
+"""`fxlib completion SHELL`: print a script that lets a shell complete commands, options, recipes, passes and files."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def _run(
 
 
 def _take_over(parser: argparse.ArgumentParser, other: argparse.ArgumentParser) -> None:
-    """Add the options of another parser to one that has not got them."""
+    """Add the options of another parser to one that lacks them."""
     for action in other._actions:
         if action.option_strings and not set(action.option_strings) & set(parser._option_string_actions):
             parser._add_action(action)
 
 
 def _add_options(parser: argparse.ArgumentParser, module: str) -> None:
-    """Add the options of an application, which it tells itself; what they take may be a file."""
+    """Add the options of an application, which it lists itself; what they take may be a file."""
     told = subprocess.run(command(module, ["--print-options"]), check=False, capture_output=True)
     for name, option in (json.loads(told.stdout) if told.returncode == 0 else {}).items():
         if isinstance(option["value"], bool):
@@ -78,7 +78,7 @@ def _actions_of(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[a
 
 
 def _complete_values(parser: argparse.ArgumentParser) -> None:
-    """Say of each argument below a parser what it takes: a recipe, a pass, a reason, a file or a folder."""
+    """Set what each argument below a parser takes: a recipe, a pass, a reason, a file or a folder."""
     import shtab
 
     from fxlib.passes.infra.base import REGISTRY

@@ -31,14 +31,14 @@ def add_to(commands: Commands) -> None:
         type=_address,
         default=("127.0.0.1", 8480),
         metavar="HOST:PORT",
-        help="where visitors come (default: 127.0.0.1:8480)",
+        help="address to listen on (default: 127.0.0.1:8480)",
     )
     parser.add_argument(
         "--host",
         action="append",
         default=[],
         metavar="NAME",
-        help="name under which visitors come, such as dashboard.example.org; repeatable",
+        help="name under which visitors reach it, such as dashboard.example.org; repeatable",
     )
     parser.add_argument(
         "--zoo",
@@ -51,7 +51,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--https-cert", type=Path, metavar="FILE", help="serve HTTPS; PEM file of the certificate")
     parser.add_argument("--https-key", type=Path, metavar="FILE", help="PEM file of its key")
     parser.add_argument(
-        "--ready-file", type=Path, metavar="FILE", help="file to write the address to once visitors can come"
+        "--ready-file", type=Path, metavar="FILE", help="file to write the address to once the dashboard is ready"
     )
     parser.set_defaults(run=_run)
 
@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
     host, port = options.listen
     if host in _EVERYWHERE and not options.host:
         raise FxlibError(
-            "say under which names visitors come, so that no other site's name leads here",
+            "name the hosts under which visitors reach it, so that no other site's name leads here",
             where=f"--listen {host}:{port}",
             hint="For example: --host dashboard.example.org",
         )

@@ -30,7 +30,7 @@ def add_to(commands: Commands) -> None:
 def add_graph_command(commands: Commands, name: str, *, does: str, about: str) -> argparse.ArgumentParser:
     """Add a command that takes a saved graph."""
     parser = commands.add_parser(name, help=does, description=f"{about}; nothing in it is executed.")
-    parser.add_argument("file", metavar="FILE", type=Path, help="what fxlib.save wrote")
+    parser.add_argument("file", metavar="FILE", type=Path, help="file written by fxlib.save")
     parser.add_argument(
         "--input",
         action="append",
@@ -46,7 +46,7 @@ def add_graph_command(commands: Commands, name: str, *, does: str, about: str) -
 
 
 def analysis_of(options: argparse.Namespace) -> Analysis:
-    """Return the analysis that the options of `add_graph_command` ask for.
+    """Return the analysis that the options of `add_graph_command` request.
 
     Raises:
         FxlibError: the file, an input or the device is not valid.
@@ -54,7 +54,7 @@ def analysis_of(options: argparse.Namespace) -> Analysis:
     import fxlib
     from fxlib.inspection import analyze
 
-    # torch logs a traceback for what our error says in one line.
+    # torch would log a traceback for what our error says in one line.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     inputs = [_input(each) for each in options.input] or None
     try:
@@ -71,12 +71,12 @@ def _input(text: str) -> torch.Tensor:
     shape, _, name = text.partition(":")
     dtype = getattr(torch, name or "float32", None)
     if not isinstance(dtype, torch.dtype):
-        raise FxlibError(f"{text!r} is no tensor", where="--input", hint=_FORM)
+        raise FxlibError(f"{text!r} is not a tensor", where="--input", hint=_FORM)
     try:
         sizes = [int(each) for each in shape.split("x")] if shape else []
         return torch.empty(sizes, dtype=dtype, device="meta")
     except (ValueError, TypeError, RuntimeError) as error:
-        raise FxlibError(f"{text!r} is no tensor", where="--input", hint=_FORM) from error
+        raise FxlibError(f"{text!r} is not a tensor", where="--input", hint=_FORM) from error
 
 
 def _add_analyze(commands: Commands) -> None:

@@ -40,7 +40,7 @@ def add_to(commands: Commands) -> None:
         type=step,
         action="append",
         metavar="NAME[:OPTION=VALUE,...]",
-        help="one pass with its options, in place of a recipe; repeatable, and run in this order",
+        help="one pass with its options, instead of a recipe; repeatable, and run in this order",
     )
     parser.add_argument(
         "--rules",
@@ -66,7 +66,7 @@ def _add_trial(parser: argparse.ArgumentParser) -> None:
         "--no-weights",
         dest="weights",
         action="store_false",
-        help="send no values of weights: the recipe auto tries what needs none, and recipes that need them are refused",
+        help="send no values of weights: the recipe auto then only tries recipes without them, and others are refused",
     )
     parser.add_argument("--name", default="", help="the model's name on dashboards (default: its class)")
     parser.add_argument("--namespace", default="", help="the job's namespace (default: 'default')")
@@ -95,7 +95,7 @@ def _add_trial(parser: argparse.ArgumentParser) -> None:
         "--budget", type=float, default=60.0, metavar="SECONDS", help="longest measurement (default: 60)"
     )
     parser.add_argument("--deadline", type=float, default=300.0, metavar="SECONDS", help="longest wait (default: 300)")
-    parser.add_argument("--fresh", action="store_true", help="measure anew, even if the service has an answer")
+    parser.add_argument("--fresh", action="store_true", help="measure again, even if the service has an answer")
     parser.add_argument("--profile", metavar="FILE", help="what fxlib profile measured of the model (.fxp)")
 
 
@@ -109,7 +109,7 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask the service and print its answer; return 0 if there is one, whatever it decides, and 1 if there is none."""
+    """Ask the service and print its answer; return 0 if there is one, whatever the decision, and 1 if there is none."""
     from fxlib.errors import FxlibWarning
 
     passes = with_rules(options.passes or (), options.rules)

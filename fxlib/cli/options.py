@@ -45,7 +45,7 @@ def add_service(parser: argparse.ArgumentParser, *, optional: bool = False) -> N
 
 
 def endpoint_of(options: argparse.Namespace) -> Endpoint:
-    """Return how the options say that the service is reached."""
+    """Return the address and credentials of the service that the options give."""
     from fxlib.client import Endpoint
 
     return Endpoint(
@@ -115,5 +115,5 @@ def called(name: str, where: str, hint: str) -> Any:
             raise FxlibError(f"{module_name} has no {function!r}", where=where, hint=hint)
         found = getattr(found, part)
     if not callable(found):
-        raise FxlibError(f"{function!r} is no function", where=where, hint=hint)
+        raise FxlibError(f"{function!r} is not a function", where=where, hint=hint)
     return found()

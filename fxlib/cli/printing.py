@@ -1,7 +1,7 @@
-"""How commands write to the terminal: no other file of them does, so that nothing that they print can steer it.
+"""Output of commands to the terminal: they print only through this file, so that nothing they print can steer it.
 
-What a service, a file or another user's job says may hold escape sequences, or characters that turn the direction of
-text. They become blank here, whatever way they took.
+Text from a service, a file or another user's job may hold escape sequences, or characters that turn the direction of
+text. Here they become blanks, wherever they come from.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def add_to(commands: Commands) -> None:
         "--steps",
         type=int,
         metavar="N",
-        help="how many steps to measure (default: 10; 1 where a call may write)",
+        help="how many steps to measure (default: 10; 1 if a call may write)",
     )
     parser.add_argument(
         "--pushes", action="store_true", help="push gradients to the servers, for good, to measure what that takes"
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     where = f"WORLD {options.world}"
     world = called(options.world, where, _HINT)
     if not isinstance(world, AbstractContextManager):
-        raise FxlibError(f"returned {type(world).__name__}, and no context manager", where=where, hint=_HINT)
+        raise FxlibError(f"returned {type(world).__name__}, not a context manager", where=where, hint=_HINT)
     with world as made:
         if not (isinstance(made, tuple) and len(made) == 2):
             raise FxlibError(f"yielded {type(made).__name__}", where=where, hint=_HINT)

@@ -42,7 +42,7 @@ NAME = "serve"
 
 
 class Stop:
-    """Records that this process was told to end.
+    """Records that this process was asked to end.
 
     It is not a `threading.Event`, because a signal handler that sets one can deadlock: the code that the signal
     interrupted may hold the event's lock.
@@ -70,7 +70,7 @@ def add_to(commands: Commands) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Serve until told to end, and return 0 then; return 2 if an option of the applications is wrong.
+    """Serve until asked to end, and return 0 then; return 2 if an option of the applications is wrong.
 
     Raises:
         FxlibError: an application is not installed, the service does not start, or the options contradict each other.
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         raise FxlibError(
             "a worker needs a certificate of its own",
             where="--client-ca",
-            hint="Say --no-worker, and start it with fxlib worker.",
+            hint="Use --no-worker, and start it with fxlib worker.",
         )
     stop = Stop()
     with _ending(stop), ExitStack() as children:
@@ -116,7 +116,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def options_parser() -> argparse.ArgumentParser:
-    """Return what reads the options of this command, and leaves those of the service."""
+    """Return the parser of this command's options, which leaves those of the service."""
     parser = argparse.ArgumentParser(
         prog=f"fxlib {NAME}",
         description=_DESCRIPTION,
@@ -126,7 +126,7 @@ def options_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this, and the options of the service")
     parser.add_argument("--config", metavar="FILE", help="TOML file with options of the service and of the worker")
-    parser.add_argument("--json", action="store_true", help="print as JSON where the service is")
+    parser.add_argument("--json", action="store_true", help="print the service's addresses as JSON")
     parser.add_argument("--no-worker", action="store_true", help="start no worker here; see fxlib worker")
     parser.add_argument(
         "--allow-module",
@@ -188,7 +188,7 @@ def _reached(listen: str) -> str:
 
 
 def _shown(addresses: Mapping[str, str], settled: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Return what tells the worker the owner's token, unless its own options name one.
+    """Return the variables that give the worker the owner's token, unless its own options name one.
 
     On loopback it finds by itself the token that the service made, but not one of a file that the service was given.
     """
@@ -214,7 +214,7 @@ def _ending(stop: Stop) -> Iterator[None]:
 
 
 def _addresses(service: Child, ready_file: Path, stop: Stop) -> dict[str, str] | None:
-    """Wait for the ready file, and return its addresses; None if this process is told to end before."""
+    """Wait for the ready file, and return its addresses; None if this process is asked to end before."""
     end = time.monotonic() + _READY_S
     while not ready_file.exists():
         if stop.wait(_POLL_S):

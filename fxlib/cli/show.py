@@ -27,7 +27,7 @@ def add_to(commands: Commands) -> None:
         help="print what a saved graph (.fxg) or profile (.fxp) holds",
         description="Print what a file of fxlib.save or fxlib.save_profile holds; nothing in it is executed.",
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="what fxlib.save or fxlib.save_profile wrote")
+    parser.add_argument("file", metavar="FILE", type=Path, help="file written by fxlib.save or fxlib.save_profile")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--code", action="store_true", help="print the Python code of its forward instead")
     shown.add_argument("--diff", metavar="RECIPE", help="print what each pass of a recipe does to that code instead")
@@ -80,7 +80,7 @@ def _show_profile(profile: Profile, options: argparse.Namespace) -> int:
 
 
 def _show_diffs(module: GraphModule, recipe: str) -> None:
-    """Print what each pass of a recipe changes, in colours where the output is a terminal."""
+    """Print what each pass of a recipe changes, in colours if the output is a terminal."""
     from rich.console import Console
     from rich.text import Text
 

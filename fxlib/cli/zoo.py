@@ -39,11 +39,11 @@ def add_to(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add_run(_action(actions, "run", "measure all models, or go on where a run was interrupted", _run))
-    retry = _action(actions, "retry", "begin again with the models that failed in the newest run", _retry)
+    _add_run(_action(actions, "run", "measure all models, or continue an interrupted run", _run))
+    retry = _action(actions, "retry", "try the models again that failed in the newest run", _retry)
     retry.add_argument("--failed", action="store_true", help="those that failed, which is what retry takes anyway")
     _add_run(retry)
-    status = _action(actions, "status", "how far the newest run is", _status)
+    status = _action(actions, "status", "progress of the newest run", _status)
     status.add_argument("--json", action="store_true", help="print JSON")
     report = _action(
         actions, "report", "write a run as a site: index.html, a page for each model, results.json", _report
@@ -54,7 +54,7 @@ def add_to(commands: Commands) -> None:
             "--run", dest="chosen", default="latest", metavar="RUN", help="name of the run (default: the newest)"
         )
     diff = _action(actions, "diff", "what changed between two runs", _diff)
-    diff.add_argument("before", metavar="A", help="name of a run, how it begins, or its folder")
+    diff.add_argument("before", metavar="A", help="name of a run, the beginning of it, or its folder")
     diff.add_argument("after", metavar="B", nargs="?", default="latest", help="another one (default: the newest)")
     check = _action(actions, "check", "end with 3 if the newest run is worse than an earlier one", _check)
     check.add_argument("--against", required=True, metavar="A", help="name of the earlier run, or its folder")
@@ -94,8 +94,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "measurements captures would disturb)",
     )
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure (default: go on)")
-    parser.add_argument("--new", action="store_true", help="begin a new run, even if the last one is not over")
-    parser.add_argument("--fresh", action="store_true", help="measure anew, even what is known")
+    parser.add_argument("--new", action="store_true", help="begin a new run, even if the last one is unfinished")
+    parser.add_argument("--fresh", action="store_true", help="measure again, even what is known")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
@@ -136,7 +136,7 @@ def _run(options: argparse.Namespace, *, retry: bool = False) -> int:
     try:
         rows = run_zoo(newest, entries, runs.before(newest), course, shown.show)
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note(f"the run is not over; to go on: fxlib zoo run {options.manifest}")
+        interrupt.add_note(f"the run is unfinished; to continue: fxlib zoo run {options.manifest}")
         raise
     if options.json:
         say_json(results(newest, next(iter(runs.before(newest)), None)), indent=1)
@@ -184,7 +184,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace, before: str, after: str) -> int:
-    """Print what changed, and return how much of it is a regression."""
+    """Print what changed, and return the number of regressions."""
     from fxlib.spec.report import interval
     from fxlib.utils.text import table
     from fxlib.zoo.compare import compare
@@ -208,7 +208,7 @@ def _compared(options: argparse.Namespace, before: str, after: str) -> int:
 
 
 class _Lines:
-    """Writes a line for each row that is over, with how many are."""
+    """Writes a line for each finished row, with the number of finished rows."""
 
     def __init__(self, count: int) -> None:
         self._count, self._over = count, set[str]()
@@ -262,7 +262,7 @@ def _runs_of(options: argparse.Namespace) -> Runs:
 
 
 def _goes_on(run: Run, options: argparse.Namespace, names: list[str], chosen: list[str]) -> bool:
-    """Return whether the command goes on with the newest run, which is not over, in place of a new one."""
+    """Return whether the command continues the newest run, which is unfinished, instead of beginning a new one."""
     if options.new or list(run.names) != names or (options.fresh and not run.fresh):
         return False
     return not all(run.row(name).over for name in chosen)

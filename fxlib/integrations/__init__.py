@@ -1,7 +1,7 @@
-"""Callbacks for training loops of others, and results for trackers of experiments.
+"""Callbacks for other libraries' training loops, and results for experiment trackers.
 
 With a callback, the model asks the service when training begins, and pushes after each step. Neither `lightning` nor
-`transformers` is needed to import it; MLflow is needed by `mlflow` alone. None of them is installed with fxlib.
+`transformers` is needed to import it; only `mlflow` needs MLflow. fxlib installs none of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Training:
     Args:
         part: path, from the model that the loop trains, of the submodule to optimize.
         workload: how a step runs.
-        address: of the service, "host:port".
-        **asked: as for `fxlib.Client.optimize`.
+        address: the service's address, "host:port".
+        **asked: arguments for `fxlib.Client.optimize`.
 
     Raises:
-        WorkloadError: `part` is empty: a loop holds its own model, which nobody can replace.
+        WorkloadError: `part` is empty: a loop holds its own model, which cannot be replaced.
     """
 
     def __init__(self, part: str, workload: Workload, address: str, **asked: Unpack[RequestOptions]) -> None:
@@ -44,7 +44,7 @@ class Training:
         """The service's answer; None before training."""
 
     def begin(self, model: nn.Module) -> None:
-        """Ask, and put the answer in the place of the part."""
+        """Ask the service, and replace the part by the answer."""
         owner = model.get_submodule(self._owner)
         self._original = owner.get_submodule(self._name)
         with connect(self._address) as client:
@@ -52,16 +52,16 @@ class Training:
         setattr(owner, self._name, self.result.module)
 
     def push(self) -> None:
-        """Push the gradients of remote results; to be called after each step of the optimizer."""
+        """Push the gradients of remote results; call it after each step of the optimizer."""
         if self.result is not None:
             push_gradients(self.result.module)
 
     def drop(self) -> None:
-        """Forget the gradients of a step that failed."""
+        """Drop the gradients of a step that failed."""
         if self.result is not None:
             drop_gradients(self.result.module)
 
     def end(self, model: nn.Module) -> None:
-        """Put the part back as it was; it has the same parameters."""
+        """Restore the part; it has the same parameters."""
         if self._original is not None:
             setattr(model.get_submodule(self._owner), self._name, self._original)

@@ -23,12 +23,12 @@ def callback(
     """Return a callback: `Trainer(callbacks=[fxlib.integrations.lightning.callback("net", workload)])`.
 
     Args:
-        part: path of the submodule of the LightningModule that calls servers; from the beginning of the fit to its end
-            it is what the service answered. The callback's `training.result` has the figures.
-        workload: how a step runs. With `accumulate_grad_batches`, say so in its `accumulation`.
-        address: of the service.
+        part: path of the submodule of the LightningModule that calls servers; from the beginning of the fit to its end,
+            it is the service's answer. The callback's `training.result` has the figures.
+        workload: how a step runs. With `accumulate_grad_batches`, set its `accumulation` accordingly.
+        address: the service's address.
         package: "lightning.pytorch", or "pytorch_lightning" for trainers of that package.
-        **asked: as for `fxlib.Client.optimize`.
+        **asked: arguments for `fxlib.Client.optimize`.
 
     Raises:
         ImportError: Lightning is not installed.
@@ -37,7 +37,7 @@ def callback(
     base: Any = importlib.import_module(package).Callback
 
     class Optimizes(base):  # type: ignore[misc]
-        """Asks when the fit begins, and pushes when the optimizer has stepped."""
+        """Asks the service when the fit begins, and pushes when the optimizer has stepped."""
 
         def __init__(self) -> None:
             self.training = Training(part, workload, address, **asked)

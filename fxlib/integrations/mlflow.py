@@ -27,10 +27,10 @@ def log_result(result: Result, *, run_id: str | None = None) -> None:
 
 
 def log_live(live: LiveFigures, *, run_id: str | None = None) -> None:
-    """Log what is seen of a job in its own steps, `result.watch().figures`, at the number of steps by then.
+    """Log a job's figures from its own steps, `result.watch().figures`, at the number of steps by then.
 
     Args:
-        live: the figures by now.
+        live: the present figures.
         run_id: as for `log_result`.
 
     Raises:

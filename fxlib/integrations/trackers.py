@@ -1,6 +1,6 @@
-"""What a tracker of experiments takes of a result: numbers by name, and words by name.
+"""The parts of a result that an experiment tracker takes: numbers by name, and words by name.
 
-Names and values are such as MLflow, Weights & Biases and TensorBoard take; none of them is needed here.
+MLflow, Weights & Biases and TensorBoard accept these names and values; none of them is needed here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _LONGEST = 500
 def metrics_of(result: Result) -> dict[str, float]:
     """Return the numbers of a result: `fxlib/gain` and its interval, rates, seconds of a step, calls, and phases.
 
-    What was not measured is left out; variants of the step have the same under `fxlib/variant/NAME/`.
+    Figures that were not measured are left out; variants of the step have theirs under `fxlib/variant/NAME/`.
     """
     return _finite(_metrics(result, "fxlib/"))
 
 
 def live_metrics_of(live: LiveFigures) -> dict[str, float]:
-    """Return what a job sees in its own steps, `result.watch().figures`, as numbers: `fxlib/live/gain` and such."""
+    """Return a job's figures from its own steps, `result.watch().figures`, as numbers: `fxlib/live/gain` and so on."""
     rates = {"qps_original": live.qps_original, "qps_optimized": live.qps_optimized}
     told = [(f"fxlib/live/{name}", value) for name, value in rates.items() if value is not None]
     return _finite([*told, *_estimate("fxlib/live/gain", live.gain), ("fxlib/live/went_back", float(live.went_back))])

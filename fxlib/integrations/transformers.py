@@ -16,11 +16,11 @@ def callback(part: str, workload: Workload, address: str = "localhost:8470", **a
     """Return a callback: `Trainer(..., callbacks=[fxlib.integrations.transformers.callback("net", workload)])`.
 
     Args:
-        part: path of the submodule of the model that calls servers; from the beginning of training to its end it is
-            what the service answered. The callback's `training.result` has the figures.
-        workload: how a step runs. With `gradient_accumulation_steps`, say so in its `accumulation`.
-        address: of the service.
-        **asked: as for `fxlib.Client.optimize`.
+        part: path of the submodule of the model that calls servers; from the beginning of training to its end, it is
+            the service's answer. The callback's `training.result` has the figures.
+        workload: how a step runs. With `gradient_accumulation_steps`, set its `accumulation` accordingly.
+        address: the service's address.
+        **asked: arguments for `fxlib.Client.optimize`.
 
     Raises:
         ImportError: transformers is not installed.
@@ -29,7 +29,7 @@ def callback(part: str, workload: Workload, address: str = "localhost:8470", **a
     base: Any = importlib.import_module("transformers").TrainerCallback
 
     class Optimizes(base):  # type: ignore[misc]
-        """Asks when training begins, and pushes when the optimizer has stepped."""
+        """Asks the service when training begins, and pushes when the optimizer has stepped."""
 
         def __init__(self) -> None:
             self.training = Training(part, workload, address, **asked)

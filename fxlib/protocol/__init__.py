@@ -1,7 +1,8 @@
 """Paired conversions between the protocol's messages and the library's dataclasses: the edge of every part.
 
-Each pair is exact: what `X_from_proto` reads from the message that `X_to_proto` wrote is equal to what was written, but
-for text that people read in jobs, events and reports, which becomes plain (one line, nothing that steers a terminal).
+Each pair is exact: what `X_from_proto` reads from the message that `X_to_proto` wrote is equal to what was written,
+except that text for people in jobs, events and reports becomes plain (one line, nothing that steers a terminal). Graphs
+and their contracts are converted in `fxlib.wire`.
 """
 
 from fxlib.protocol.jobs import (

@@ -1,7 +1,7 @@
-"""A dataclass and a message, converted field by field: equal names are copied, and each exception is written out.
+"""Converts dataclasses and messages field by field: equal names are copied, and each exception is written out.
 
 Exceptions that several messages share are here: numbers that stand for a closed set of words, data types by name, and
-figures that others sent, before a person or a monitor sees them.
+received figures, before a person or a monitor sees them.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _MESSAGE = FieldDescriptor.CPPTYPE_MESSAGE
 
 
 def amount(value: float) -> float:
-    """Return a figure of which there is never less than nothing.
+    """Return a figure that must not be negative.
 
     Raises:
-        Fault: it is negative, infinite, or not a number.
+        Fault: the figure is negative, infinite, or NaN.
     """
     if not 0.0 <= value < math.inf:
-        raise Fault(f"{value} is no amount")
+        raise Fault(f"{value} is not a valid amount")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one field is converted.
+    """The conversion of one field.
 
     Attributes:
-        write: makes the message's value of the dataclass's, and may raise a `Fault`; None copies the value.
-        read: makes the dataclass's value of the message's, likewise.
-        unknown: what None is written as; None leaves the field unset.
-        fast_write: does what `write` does, but that its faults do not say where inside of the value they lie: `write`
-            is called for that once there is a fault. None: `write` itself is called.
-        fast_read: stands to `read` as `fast_write` does to `write`.
+        write: turns the dataclass's value into the message's, and may raise a `Fault`; None copies the value.
+        read: turns the message's value into the dataclass's, likewise.
+        unknown: the value written for None; None leaves the field unset.
+        fast_write: does what `write` does, except that its faults do not say where in the value they lie: after a
+            fault, `write` is called to find that out. None: `write` itself is called.
+        fast_read: is to `read` as `fast_write` is to `write`.
     """
 
     write: Callable[[Any], Any] | None = None
@@ -63,9 +63,9 @@ class Rule:
 
 
 class Converter(Generic[D, M]):
-    """Writes a dataclass as a message, and reads it again.
+    """Writes a dataclass as a message, and reads it back.
 
-    A field that both have is copied: text by `text`, numbers by `number`, other scalars as they are, repeated fields as
+    A field that both have is copied: text by `text`, numbers by `number`, other scalars unchanged, repeated fields as
     tuples, maps as dicts. None is written as an unset field, and an unset field that may be unset is read as the
     dataclass's default.
 
@@ -74,8 +74,8 @@ class Converter(Generic[D, M]):
         message: the message.
         text: reads each text, also in repeated fields and maps.
         number: reads each number with a fraction, likewise.
-        rules: how fields of both are converted that are not copied.
-        left_out: fields of either that the table does not convert: `write_more` and `read_more` do, or nobody does.
+        rules: the conversions of fields that are not copied.
+        left_out: fields of either that only `write_more` and `read_more` convert, if anything does.
         write_more: returns further fields of the message.
         read_more: returns further fields of the dataclass.
 
@@ -120,10 +120,10 @@ class Converter(Generic[D, M]):
         self._reads = {f".{name}": _lambda(source, names) for name, source in reads.items()}
 
     def write(self, value: D) -> M:
-        """Write it.
+        """Return the message of a value.
 
         Raises:
-            Fault: a value cannot travel; knows the field's path from here.
+            Fault: a value cannot be sent; the fault has the field's path from here.
         """
         try:
             return self._write(value)
@@ -132,10 +132,10 @@ class Converter(Generic[D, M]):
             raise
 
     def read(self, proto: M) -> D:
-        """Read it.
+        """Return the value of a message.
 
         Raises:
-            Fault: a value has no meaning; knows the field's path from here.
+            Fault: a value has no meaning; the fault has the field's path from here.
         """
         try:
             return self._read(proto)
@@ -144,10 +144,10 @@ class Converter(Generic[D, M]):
             raise
 
     def read_at(self, where: str, proto: M) -> D:
-        """Read it.
+        """Return the value of a message.
 
         Raises:
-            WireError: a value has no meaning; names its field within `where`.
+            WireError: a value has no meaning; the message names its field within `where`.
         """
         try:
             return self.read(proto)
@@ -155,10 +155,10 @@ class Converter(Generic[D, M]):
             raise fault.at(where) from None
 
     def write_at(self, where: str, value: D) -> M:
-        """Write it.
+        """Return the message of a value.
 
         Raises:
-            WireError: a value cannot travel; names its field within `where`.
+            WireError: a value cannot be sent; the message names its field within `where`.
         """
         try:
             return self.write(value)
@@ -172,14 +172,14 @@ class Converter(Generic[D, M]):
 
     @property
     def many(self) -> Rule:
-        """The rule of a field that holds several."""
+        """The rule of a field that holds several such messages."""
         return Rule(
             each_by(self.write), each_by(self.read), fast_write=_all_by(self._write), fast_read=_all_by(self._read)
         )
 
 
 def _compiled(made: str, sources: Mapping[str, str], more: str, names: dict[str, object]) -> Callable[[Any], Any]:
-    """Return what converts all fields, compiled once, as `dataclass` makes a constructor: no loop is as fast."""
+    """Return a function that converts all fields, compiled once, like a `dataclass` constructor: loops are slower."""
     arguments = [f"{name}={source}" for name, source in sources.items()]
     return _lambda(f"{made}({', '.join([*arguments, *([f'**{more}(it)'] if more else [])])})", names)
 
@@ -200,7 +200,7 @@ def _blame(steps: Mapping[str, Callable[[Any], Any]], value: object) -> None:
 
 
 def each_by(convert: Callable[[Any], T]) -> Callable[[Iterable[Any]], tuple[T, ...]]:
-    """Return what reads or writes a repeated field, given what does so with one value of it."""
+    """Return a function that reads or writes a repeated field, given one that does so for a single value."""
 
     def convert_all(values: Iterable[Any]) -> tuple[T, ...]:
         try:
@@ -218,10 +218,10 @@ def _all_by(convert: Callable[[Any], T]) -> Callable[[Iterable[Any]], tuple[T, .
 
 
 def _copied(field: FieldDescriptor, text: Callable[[str], str] | None, number: Callable[[float], float] | None) -> Rule:
-    """Return the rule of a field that has none of its own.
+    """Return the rule of a field without one of its own.
 
     Raises:
-        TypeError: it holds a message.
+        TypeError: the field holds a message.
     """
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = (_scalar(each, text, number) or _same for each in field.message_type.fields)
@@ -265,12 +265,12 @@ class Bijection(Generic[W, N]):
         """Return the word of a number.
 
         Raises:
-            Fault: the number stands for none.
+            Fault: the number has no word.
         """
         try:
             return self._back[number]
         except KeyError:
-            raise Fault(f"{number} stands for nothing") from None
+            raise Fault(f"{number} has no meaning") from None
 
     @property
     def rule(self) -> Rule:
@@ -287,7 +287,7 @@ def dtype_from_text(name: str) -> torch.dtype:
     """Return the dtype called `name`.
 
     Raises:
-        Fault: there is none.
+        Fault: there is no such dtype.
     """
     try:
         return DTYPES[name]
@@ -300,11 +300,11 @@ DTYPE = Rule(dtype_to_text, dtype_from_text)
 
 
 def finite(value: float) -> float:
-    """Return a figure.
+    """Return a figure that must be finite.
 
     Raises:
-        Fault: it is infinite, or not a number.
+        Fault: the figure is infinite or NaN.
     """
     if not math.isfinite(value):
-        raise Fault(f"{value} is no figure")
+        raise Fault(f"{value} is not a finite figure")
     return value

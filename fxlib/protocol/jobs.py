@@ -15,7 +15,7 @@ from fxlib.v1 import jobs_pb2
 from fxlib.wire.faults import Fault
 
 LEASE: Final = "fxlib-lease"
-"""The metadata by which a worker tells that an upload belongs to the answer of the job that it holds."""
+"""The metadata by which a worker says that an upload belongs to the answer of the job that it holds."""
 
 _STATES = Bijection[State, "jobs_pb2.JobState"](
     {
@@ -41,7 +41,7 @@ def state_from_proto(proto: jobs_pb2.JobState) -> State:
     """Read a job's state.
 
     Raises:
-        WireError: it has no meaning.
+        WireError: the number has no meaning.
     """
     try:
         return _STATES.back(proto)
@@ -72,13 +72,13 @@ def event_from_proto(proto: jobs_pb2.JobEvent) -> Event:
     """Read one line of a job's history; text in it becomes plain.
 
     Raises:
-        WireError: the time or the state has no meaning, or the progress is no figure.
+        WireError: the time or the state has no meaning, or the progress is not a figure.
     """
     return _EVENT.read_at("JobEvent", proto)
 
 
 def live_to_proto(live: LiveFigures) -> jobs_pb2.LiveFigures:
-    """Write what a launcher measures of its own steps."""
+    """Write the figures that a launcher measures in its own steps."""
     return _LIVE.write(live)
 
 
@@ -92,7 +92,7 @@ def _from_timestamp(stamp: Timestamp) -> datetime:
     try:
         return stamp.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError):
-        raise Fault(f"{stamp.seconds} s and {stamp.nanos} ns are no time") from None
+        raise Fault(f"{stamp.seconds} s and {stamp.nanos} ns are not a time") from None
 
 
 def _result_of(job: Job) -> dict[str, jobs_pb2.JobResult]:

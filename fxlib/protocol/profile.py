@@ -1,6 +1,6 @@
-"""Profiles, to and from protobuf, with what each remote call returned.
+"""Profiles, to and from protobuf, including the results of remote calls.
 
-Whatever is read is bounded: a worker serves from it, and plans by it.
+Everything that is read is bounded: a worker answers calls from it, and plans with it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fxlib.v1 import graph_pb2, profile_pb2
 from fxlib.wire.faults import DEFAULT, Excess, Fault
 
 MAX_ELEMENTS = 1 << 32
-"""Of one tensor of a reply."""
+"""Maximum number of elements of one tensor of a reply."""
 
 
 def _write_returned(returned: Result) -> profile_pb2.Returned:
     """Write the structure of a result.
 
     Raises:
-        Fault: a leaf that is no tensor cannot be written.
+        Fault: a leaf other than a tensor cannot be written.
     """
     proto = profile_pb2.Returned()
     match returned:
@@ -60,7 +60,8 @@ def _read_returned(proto: profile_pb2.Returned, depth: int = 0) -> Result:
     """Read the structure of a result.
 
     Raises:
-        Fault: it is nested too deeply or of an unknown kind, a tensor in it is too large, or a leaf is none.
+        Fault: the structure is nested too deeply or of an unknown kind, a tensor in it is too large, or a leaf is not
+            valid.
     """
     if depth > DEFAULT.nesting:
         raise Excess(f"is nested more than {DEFAULT.nesting} deep")
@@ -98,14 +99,14 @@ def _read_tensor(proto: profile_pb2.TensorShape) -> TensorShape:
         raise Excess(f"{elements:,} elements exceed the limit of {MAX_ELEMENTS:,}")
     read = _TENSOR.read(proto)
     if read.requires_grad and not (read.dtype.is_floating_point or read.dtype.is_complex):
-        raise Fault(f"a tensor of {proto.dtype} takes no gradient")
+        raise Fault(f"a tensor of {proto.dtype} cannot take a gradient")
     return read
 
 
 def _read_leaf(proto: graph_pb2.Value) -> Opaque:
     value = read_value(proto)
     if not (value is None or isinstance(value, (int, float, str))):
-        raise Fault(f"a {type(value).__name__} is no leaf of a result")
+        raise Fault(f"a {type(value).__name__} is not a leaf of a result")
     return Opaque(value=value)
 
 
@@ -126,7 +127,7 @@ MAX_SERVERS = 256
 MAX_NOTES = 1_000
 MAX_QUANTILES = 1_001
 MAX_TEXT = 4_000
-"""Characters of one name or note."""
+"""Maximum number of characters of one name or note."""
 MAX_TIME_S = 86_400.0
 MAX_BYTES = 1 << 50
 MAX_CONCURRENCY = 65_536
@@ -136,18 +137,18 @@ def profile_to_proto(profile: Profile) -> profile_pb2.Profile:
     """Write a profile.
 
     Raises:
-        WireError: a leaf of a result has no place in the format.
+        WireError: the format cannot represent a leaf of a result.
     """
     return _PROFILE.write_at("Profile", profile)
 
 
 def profile_from_proto(proto: profile_pb2.Profile) -> Profile:
-    """Read a profile; text in it that people read becomes plain.
+    """Read a profile; text for people in it becomes plain.
 
     Raises:
         LimitError: there is too much of something.
-        WireError: a figure is none or out of range, a dtype or the kind of a result is unknown, or two parts share a
-            name; names the field.
+        WireError: a figure is not valid or out of range, a dtype or the kind of a result is unknown, or two parts share
+            a name; the message names the field.
     """
     return _PROFILE.read_at("Profile", proto)
 
@@ -166,19 +167,19 @@ def _time(value: float) -> float:
 
 def _share(value: float) -> float:
     if not 0.0 < amount(value) <= 1.0:
-        raise Fault(f"{value} is no share")
+        raise Fault(f"{value} is not a share")
     return value
 
 
 def _size(value: int) -> int:
     if value < 0:
-        raise Fault(f"{value} is no amount")
+        raise Fault(f"{value} is not a valid amount")
     return _at_most(value, MAX_BYTES)
 
 
 def _rate(value: float) -> float:
     if not MIN_BYTES_PER_S <= value <= MAX_BYTES:
-        raise Fault(f"{value} is no rate")
+        raise Fault(f"{value} is not a valid rate")
     return value
 
 
@@ -211,7 +212,7 @@ def _notes(notes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _different(converter: Converter[D, M], limit: int, name: Callable[[D], str]) -> Rule:
-    """Return the rule of a field that holds several, no two of one name."""
+    """Return the rule of a field that holds several values, no two with the same name."""
 
     def read(messages: Sequence[M]) -> tuple[D, ...]:
         _at_most(len(messages), limit)

@@ -1,4 +1,4 @@
-"""Recipes, to and from protobuf: a name, or a list of passes with options; and the catalogue of both that is installed.
+"""Recipes, to and from protobuf: a name, or a list of passes with options; and the list of installed ones.
 
 A rewrite rule travels as two graphs and the name of a guard, and no code.
 """
@@ -30,14 +30,14 @@ from fxlib.runtime.backends import BACKENDS
 from fxlib.v1 import graph_pb2, jobs_pb2
 
 RULES = "rules"
-"""The option that holds rewrite rules, which are no plain values."""
+"""The option that holds rewrite rules, which are not plain values."""
 
 Step: TypeAlias = str | tuple[str, Mapping[str, object]] | GraphPass
 RecipeLike: TypeAlias = "str | recipes.Recipe | Sequence[Step]"
 
 
 def recipe_to_proto(recipe: RecipeLike) -> jobs_pb2.Recipe:
-    """Write a recipe: its name, or passes given as names, as (name, options), or as the passes themselves.
+    """Write a recipe: its name, or passes given by name, as (name, options), or as the passes themselves.
 
     Raises:
         WireError: an option's value cannot be sent.
@@ -54,7 +54,7 @@ def recipe_from_proto(proto: jobs_pb2.Recipe) -> recipes.Recipe:
 
     Raises:
         PassError: a recipe, a pass or an option is unknown.
-        WireError: an option holds no value.
+        WireError: an option holds no valid value.
     """
     if not proto.passes:
         return recipes.get(proto.name)
@@ -62,19 +62,19 @@ def recipe_from_proto(proto: jobs_pb2.Recipe) -> recipes.Recipe:
 
 
 def passes_that_need(need: Need, recipe: RecipeLike) -> tuple[str, ...]:
-    """Return the names of a recipe's passes that need the weights, say, as far as this library knows them."""
+    """Return the names of a recipe's passes that need, for example, the weights, as far as this library knows them."""
     return tuple(step.name for step in steps_of(recipe) if need in step.needs)
 
 
 def passes_of(recipe: RecipeLike) -> tuple[str, ...]:
-    """Return the names of the passes of a recipe, and of what it tries, as far as this library knows them."""
+    """Return the names of the passes of a recipe and its alternatives, as far as this library knows them."""
     if is_auto(recipe):
         return tuple({step.name: None for each in candidates(AUTO, backends=BACKENDS) for step in each.passes})
     return tuple(step.name for step in steps_of(recipe))
 
 
 def is_auto(recipe: RecipeLike) -> bool:
-    """Whether a recipe is the one that tries the others."""
+    """Return whether a recipe is the one that tries the others."""
     return recipe == AUTO.name
 
 
@@ -110,8 +110,8 @@ def _options(step: jobs_pb2.PassSpec) -> dict[str, object]:
     """Read the options of one pass.
 
     Raises:
-        PassError: a rule is none.
-        WireError: an option holds no value.
+        PassError: a rule is not valid.
+        WireError: an option holds no valid value.
     """
     options = {name: value_from_proto(value, f"{step.name}.{name}") for name, value in sorted(step.options.items())}
     return options | ({RULES: rules_from_proto(step.rules, f"{step.name}.{RULES}")} if step.rules else {})
@@ -128,8 +128,8 @@ def rule_to_proto(rule: Rule) -> jobs_pb2.Rule:
         WireError: a side cannot be written, or the guard is a function.
     """
     if rule.guard is not None and not isinstance(rule.guard, str):
-        hint = "Register it, there and here, with fxlib.rules.register_guard, and give its name."
-        raise WireError("the guard is a function, and code does not travel", where=f"rule {rule.name!r}", hint=hint)
+        hint = "Register it, there and here, with fxlib.rules.register_guard, and pass its name."
+        raise WireError("the guard is a function, and code is never sent", where=f"rule {rule.name!r}", hint=hint)
     return jobs_pb2.Rule(
         name=rule.name,
         pattern=wire.encode(GraphModule(torch.nn.Module(), rule.seeks.graph)).graph,
@@ -144,7 +144,7 @@ def rules_from_proto(protos: Sequence[jobs_pb2.Rule], where: str) -> tuple[Rule,
     Raises:
         LimitError: there are too many, or a side is too large.
         WireError: a side is malformed, or names what is not allowed.
-        PassError: the two sides are no rule, or the guard is unknown here.
+        PassError: the two sides do not make a rule, or the guard is unknown here.
     """
     if len(protos) > _MAX_RULES:
         raise LimitError(f"{len(protos)} rules, and there may be {_MAX_RULES}", where=where)
@@ -168,7 +168,8 @@ def check_weights(recipe: Recipe, graph: graph_pb2.Graph) -> None:
     """Check that no pass computes with weights that were not sent; `graph` is a valid one.
 
     Raises:
-        PassError: the values of a tensor are missing; names the pass, the tensor, and the node that uses it.
+        PassError: the values of a tensor are missing; the message names the pass, the tensor, and the node that uses
+            it.
     """
     wanting = next((step for step in recipe.passes if "weights" in step.needs), None)
     if wanting is None or all(storage.HasField("data") or not storage.bytes for storage in graph.storages):
@@ -224,12 +225,12 @@ def _pass_to_proto(kind: type[GraphPass]) -> jobs_pb2.PassInfo:
     )
 
 
-@cache  # to parse all passes takes a third of a second
+@cache  # parsing all passes takes a third of a second
 def _docs_of(kind: type[GraphPass]) -> Mapping[str, str]:
-    """Return what the source of a pass says right below each option."""
+    """Return the docstring below each option in the source of a pass."""
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    except (OSError, SyntaxError):  # of a pass that was made where there is no file, or has changed since
+    except (OSError, SyntaxError):  # the source of the pass has no file, or has changed since
         return {}
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     return {

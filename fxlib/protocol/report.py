@@ -1,4 +1,4 @@
-"""Reports (a result but for its module), to and from protobuf."""
+"""Reports (a result without its module), to and from protobuf."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _DECISIONS = Bijection[Decision, "jobs_pb2.Decision"](
 )
 
 _SLACK = 1e-5
-"""How exactly the ends of a gain's interval are computed."""
+"""Tolerance for the computed ends of a gain's interval."""
 
 _DIFFS_CHARACTERS = 1 << 20
-"""Of all diffs together: an answer is one message, which may have 8 MiB."""
+"""Maximum number of characters of all diffs together: an answer is one message, which may have 8 MiB."""
 
 
 def report_to_proto(
     report: Report, *, graph: Blob | None = None, variant_graphs: Mapping[str, Blob] | None = None
 ) -> jobs_pb2.JobResult:
-    """Write a report; `graph` is the address of the rewritten graph, if there is one, as are those of variants."""
+    """Write a report; `graph` and `variant_graphs` are the addresses of the rewritten graphs, if there are any."""
     proto = _REPORT.write(report)
     if graph is not None:
         proto.graph.CopyFrom(blob_to_proto(graph))
@@ -56,7 +56,7 @@ def report_from_proto(proto: jobs_pb2.JobResult) -> Report:
     """Read a report; text in it becomes plain.
 
     Raises:
-        WireError: there is no decision, a call's action is unknown, or a figure is none.
+        WireError: there is no decision, a call's action is unknown, or a figure is not valid.
     """
     return _REPORT.read_at("JobResult", proto)
 
@@ -69,11 +69,11 @@ def variant_graphs_of(proto: jobs_pb2.JobResult) -> dict[str, Blob]:
 
 
 def check_adoption(report: Report, options: TrialOptions) -> None:
-    """Check that a report which says "adopt", or that of a variant, shows what was asked for.
+    """Check that a report that says "adopt", or the report of a variant, shows what the options require.
 
     Raises:
-        WireError: there is no gain, or its interval reaches below the least gain or is open; or results are not the
-            same bits, and their error was not measured, or is above the bound.
+        WireError: there is no gain, or its interval reaches below the least gain or is open; or the results differ in
+            bits, and their error was not measured, or is above the bound.
     """
     for each in report.variants.values():
         check_adoption(each, options)
@@ -103,12 +103,12 @@ def _reason(code: str) -> Reason | None:
 
 
 def _known(code: str, detail: str, sentence: str) -> tuple[Reason, str]:
-    """Return reason and detail; those of a newer version keep their sentence."""
+    """Return reason and detail; the reason of a newer version keeps its sentence."""
     return (Reason[code], plain(detail)) if code in Reason.__members__ else (Reason.OTHER, plain(sentence))
 
 
 def _gain(proto: jobs_pb2.Estimate) -> Estimate:
-    """Read a gain; its interval may be open upwards, where the trial ruled no gain out."""
+    """Read a gain; its interval may be open upwards if the trial ruled no gain out."""
     low, value = finite(proto.low), finite(proto.value)
     if not low <= value <= proto.high:
         raise Fault(f"{value} is not within {low} to {proto.high}")
@@ -119,12 +119,12 @@ def _action(text: str) -> Action:
     for action in get_args(Action):
         if action == text:
             return action
-    raise Fault(f"{text[:80]!r} is no action")
+    raise Fault(f"{text[:80]!r} is not an action")
 
 
 def _steps(count: int) -> int:
     if not 0 <= count <= MAX_STEPS:
-        raise Fault(f"{count} is no number of steps")
+        raise Fault(f"{count} is not a number of steps")
     return count or 1
 
 

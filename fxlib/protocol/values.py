@@ -14,7 +14,7 @@ def value_to_proto(value: object, where: str) -> graph_pb2.Value:
     """Write an immediate value.
 
     Raises:
-        WireError: the value has no place in the format; `where` names the field.
+        WireError: the format cannot represent the value; `where` names the field.
     """
     try:
         return write_value(value)
@@ -26,7 +26,7 @@ def value_from_proto(proto: graph_pb2.Value, where: str) -> object:
     """Read an immediate value.
 
     Raises:
-        WireError: the message holds none; `where` names the field.
+        WireError: the message holds no value; `where` names the field.
     """
     try:
         return read_value(proto)
@@ -38,7 +38,7 @@ def write_value(value: object) -> graph_pb2.Value:
     """Write an immediate value.
 
     Raises:
-        Fault: the value has no place in the format.
+        Fault: the format cannot represent the value.
     """
     proto = graph_pb2.Value()
     ValueWriter().write(proto, value)
@@ -49,7 +49,7 @@ def read_value(proto: graph_pb2.Value) -> object:
     """Read an immediate value.
 
     Raises:
-        Fault: the message holds none.
+        Fault: the message holds no value.
     """
     check_value(proto, Place(limits=DEFAULT))
     return ValueReader().read(proto)
@@ -59,7 +59,7 @@ def contract_to_proto(contract: Contract, where: str = "contract") -> graph_pb2.
     """Write a contract.
 
     Raises:
-        WireError: the structure of its result has no place in the format; `where` names the field.
+        WireError: the format cannot represent the structure of its result; `where` names the field.
     """
     try:
         return write_contract(contract)
@@ -71,7 +71,7 @@ def contract_from_proto(proto: graph_pb2.Contract, where: str = "contract") -> C
     """Read a contract.
 
     Raises:
-        WireError: it contradicts itself, or is not valid; `where` names the field.
+        WireError: the contract contradicts itself, or is not valid; `where` names the field.
     """
     try:
         check_contract(proto)

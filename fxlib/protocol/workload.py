@@ -58,7 +58,7 @@ _MAX_RANGES = 16_384
 """Layers of which a request may tell ranges."""
 
 _STRUCTURE = "fxlib.structure"
-"""Where the header of a batch says how its inputs are nested."""
+"""Key in the header of a batch whose value says how its inputs are nested."""
 
 _TENSORS = Converter(Tensors, workload_pb2.TensorSpec, number=finite, rules={"dtype": DTYPE})
 
@@ -115,11 +115,11 @@ def workload_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]
 
     Args:
         proto: the message.
-        blobs: those that `blobs_of` names, by SHA-256.
+        blobs: the blobs that `blobs_of` names, by SHA-256.
 
     Raises:
-        WireError: a blob is missing, or is not what it should be, or a field has no meaning.
-        WorkloadError: a field describes no step that can run.
+        WireError: a blob is missing or not valid, or a field has no meaning.
+        WorkloadError: a field does not describe a step that can run.
     """
     if len(proto.ranges) > _MAX_RANGES:
         raise LimitError(f"ranges of {len(proto.ranges):,} layers, and there may be {_MAX_RANGES:,}", where="ranges")
@@ -147,7 +147,7 @@ def workload_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]
 
 
 def blobs_of(proto: workload_pb2.Workload) -> tuple[graph_pb2.BlobRef, ...]:
-    """Return the blobs that a workload cannot do without."""
+    """Return the blobs that a workload requires."""
     loss = (proto.loss.graph,) if proto.loss.WhichOneof("kind") == "graph" else ()
     return (*proto.batches.batches, *loss)
 
@@ -232,7 +232,7 @@ def trial_from_proto(proto: jobs_pb2.TrialOptions) -> TrialOptions:
     """Read trial options.
 
     Raises:
-        WorkloadError: a figure is out of its range.
+        WorkloadError: a figure is out of range.
     """
     return _OPTIONS.read(proto)
 
@@ -243,11 +243,11 @@ def blob_ref(data: bytes) -> graph_pb2.BlobRef:
 
 
 def batch_to_bytes(batch: Batch) -> bytes:
-    """Write one batch as safetensors; how inputs are nested stands in the header.
+    """Write one batch as safetensors; the header says how inputs are nested.
 
     Raises:
-        WireError: an input is nested too deep, or is of a kind that cannot travel.
-        WorkloadError: a tensor's dtype has no place in that format.
+        WireError: an input is nested too deeply, or is of a kind that cannot be sent.
+        WorkloadError: that format does not support a tensor's dtype.
     """
     named, metadata = batch.named, None
     if not _is_flat(batch.inputs, batch.kwargs, torch.Tensor):
@@ -256,7 +256,7 @@ def batch_to_bytes(batch: Batch) -> bytes:
         named = {str(index): tensor for index, tensor in enumerate(found)}
         named |= {} if batch.target is None else {"target": batch.target}
         metadata = {_STRUCTURE: structure.SerializeToString(deterministic=True).hex()}
-    # A copy each: safetensors refuses tensors that share storage, as a slice of a batch and the batch do.
+    # Each tensor is copied: safetensors refuses tensors that share storage, as a slice of a batch and the batch do.
     tensors = {
         name: value.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, value in named.items()
     }
@@ -279,7 +279,7 @@ def batch_from_bytes(data: bytes, where: str = "batch") -> Batch:
         structure = _structure_in(data)
     except (SafetensorError, DecodeError, KeyError, ValueError, TypeError) as error:
         raise WireError(f"not a batch in safetensors: {error}", where=where) from error
-    # On memory that torch allots, as a job's own: speed and the last bits of its work may depend on its alignment.
+    # Torch allocates the memory, as for a job's own: speed and the last bits of its work may depend on its alignment.
     tensors = {name: value.clone() for name, value in tensors.items()}
     target = tensors.pop("target", None)
     if structure is not None:
@@ -291,7 +291,7 @@ def batch_from_bytes(data: bytes, where: str = "batch") -> Batch:
 
 
 def spec_to_proto(spec: BatchSpec) -> workload_pb2.BatchSpec:
-    """Describe described batches."""
+    """Write described batches."""
     proto = workload_pb2.BatchSpec(count=spec.count)
     if _is_flat(spec.inputs, spec.kwargs, Tensors):
         proto.inputs.extend(_TENSORS.write(each) for each in spec.inputs)
@@ -311,7 +311,7 @@ def spec_from_proto(proto: workload_pb2.BatchSpec) -> BatchSpec:
 
     Raises:
         WireError: a dtype is unknown.
-        WorkloadError: a shape or a range describes no tensor.
+        WorkloadError: a shape or a range does not describe a tensor.
     """
     inputs: Any = tuple(_tensors_from_proto(each, f"inputs[{index}]") for index, each in enumerate(proto.inputs))
     kwargs = {name: _tensors_from_proto(each, f"kwargs[{name!r}]") for name, each in sorted(proto.kwargs.items())}
@@ -331,7 +331,7 @@ def _tensors_from_proto(proto: workload_pb2.TensorSpec, where: str) -> Tensors:
 
 
 def _is_flat(inputs: Sequence[object], kwargs: Mapping[str, object], kind: type) -> bool:
-    """Whether inputs are tensors (or descriptions), each but once, as they always could be sent."""
+    """Return whether each input is a tensor (or a description) that occurs once, which older versions can send."""
     values = [*inputs, *kwargs.values()]
     is_once = len({id(each) for each in values}) == len(values)
     return all(isinstance(each, kind) for each in values) and (is_once or kind is Tensors)
@@ -341,7 +341,7 @@ def _structure_in(data: bytes) -> graph_pb2.Value | None:
     """Return the message in the header of safetensors that says how inputs are nested, if there is one.
 
     Raises:
-        ValueError: it is no message; also KeyError, TypeError or DecodeError.
+        ValueError: the header is not valid; also KeyError, TypeError or DecodeError.
     """
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     text = header.get("__metadata__", {}).get(_STRUCTURE)

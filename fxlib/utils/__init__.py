@@ -1,4 +1,4 @@
-"""What has nothing to do with remote calls: nests of containers, plain tensors, comparisons, the hardware at hand.
+"""Helpers independent of remote calls: nested containers, plain tensors, comparisons, settings, text, this host.
 
-Nothing here imports the rest of fxlib but its errors.
+Nothing here imports the rest of fxlib, except its errors.
 """

@@ -1,4 +1,4 @@
-"""How two values differ, in bits or beyond a bound; and what a tensor of any kind holds, as plain tensors.
+"""Differences of two values, in bits or beyond a bound, and the contents of any tensor as plain tensors.
 
 Plain tensors are dense, strided, and of torch's own class.
 """
@@ -27,16 +27,16 @@ _COMPRESSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far apart two figures may be: `|a - b| <= atol + rtol * |b|`. Both zero asks for the same bits.
+    """How far apart two figures may be: `|a - b| <= atol + rtol * |b|`. If both are zero, the bits must be the same.
 
-    Integers and flags count something, or point somewhere: they are the same, or they are not.
+    Integers and flags must always be equal, since they count something, or point somewhere.
     """
 
     rtol: float = 0.0
     atol: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no bound."""
+        """Reject invalid bounds."""
         if not (0 <= self.rtol < math.inf and 0 <= self.atol < math.inf):
             raise PassError("a tolerance is a finite number, and not negative", where="verify")
 
@@ -46,12 +46,12 @@ class Tolerance:
         return self.rtol == 0 and self.atol == 0
 
     def __str__(self) -> str:
-        """The bound in words."""
+        """Return the bound in words."""
         return "bit for bit" if self.is_exact else f"within rtol={self.rtol:g}, atol={self.atol:g}"
 
 
 def difference(one: object, other: object, tolerance: Tolerance) -> str:
-    """Say how two values differ beyond the tolerance; "" if they do not."""
+    """Describe how two values differ beyond the tolerance; "" if they do not."""
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
         return "" if _alike(one, other, tolerance) else f"{_shown(one)} and {_shown(other)}"
     if _kind(one) != _kind(other):
@@ -60,9 +60,9 @@ def difference(one: object, other: object, tolerance: Tolerance) -> str:
         return ""
     ours, theirs = _plain_parts(one), _plain_parts(other)
     if not tolerance.is_exact and (len(ours) > 1 or _shapes(ours) != _shapes(theirs)):
-        ours, theirs = [_numbers(one)], [_numbers(other)]  # which places of a sparse tensor are stored is no number
+        ours, theirs = [_numbers(one)], [_numbers(other)]  # the stored positions of a sparse tensor are not figures
     if _shapes(ours) != _shapes(theirs):
-        return "they store different places"
+        return "they store different positions"
     wrong = sum(int(_beyond(*pair, tolerance).sum()) for pair in zip(ours, theirs, strict=True))
     if not wrong:
         return ""
@@ -71,7 +71,7 @@ def difference(one: object, other: object, tolerance: Tolerance) -> str:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one kind hold the same bits; NaNs are like any others, and -0 is not 0."""
+    """Return whether two tensors of one kind hold the same bits; NaNs are like other bits, and -0 differs from 0."""
     if _kind(one) != _kind(other):
         return False
     ours, theirs = _plain_parts(one), _plain_parts(other)
@@ -81,7 +81,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the largest difference of two elements; infinity where two are not alike and one is not finite."""
+    """Return the largest difference of two elements; infinity if two differ of which one is not finite."""
     if _kind(one) != _kind(other) or one.is_meta:
         return math.inf
     ours, theirs = (_numbers(each).to(torch.complex128) for each in (one, other))
@@ -93,7 +93,7 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _alike(one: object, other: object, tolerance: Tolerance) -> bool:
-    """Whether two values that are no tensors are the same; numbers as those in tensors are."""
+    """Return whether two values other than tensors are the same; numbers are compared as in tensors."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -126,7 +126,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _beyond(one: torch.Tensor, other: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    """Return which elements of two plain tensors are not alike."""
+    """Return which elements of two plain tensors differ."""
     if one.numel() == 0:
         return torch.zeros(0, dtype=torch.bool)
     if tolerance.is_exact or not (one.is_floating_point() or one.is_complex()):
@@ -136,7 +136,7 @@ def _beyond(one: torch.Tensor, other: torch.Tensor, tolerance: Tolerance) -> tor
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    nested = tensor.is_nested  # such a one's shape names its offsets, or is not known
+    nested = tensor.is_nested  # the shape of such a tensor names its offsets, or is unknown
     shape = "nested" if nested else f"of shape {tuple(tensor.shape)}"
     layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
     return f"{tensor.dtype}{layout} {shape} on {tensor.device}"
@@ -153,12 +153,12 @@ def largest_error(value: object, reference: object) -> float:
 def relative_error(value: object, reference: object) -> float:
     """Return the largest difference between two tensors, over the largest magnitude in the reference.
 
-    N. Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, 2002, section 6.2: the error in the norm
-    of the maximum. Element by element, what should be zero and is rounded would make any error as large as one likes.
+    This is the error in the maximum norm: N. Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition,
+    2002, section 6.2. Measured per element, a rounded value that should be zero would make the error arbitrarily large.
 
     Returns:
-        0 where the values are the same, NaN and infinities included. Infinity where no bound could hold: another dtype
-        or shape, other values that are no floating-point numbers, or that are not finite on one side alone.
+        0 if the values are the same, including NaN and infinities. Infinity if no bound could hold: the dtypes or
+        shapes differ, values other than floating-point numbers differ, or a value is finite on one side only.
     """
     if not (isinstance(value, torch.Tensor) and isinstance(reference, torch.Tensor)):
         return 0.0 if type(value) is type(reference) and value == reference else math.inf
@@ -180,15 +180,15 @@ def relative_error(value: object, reference: object) -> float:
 
 
 def wraps(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's class holds other tensors in its place."""
+    """Return whether a tensor's class wraps other tensors."""
     return _python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
 def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that make up a tensor, without gradients; none of one on the meta device.
+    """Return the tensors that a tensor consists of, without gradients; a meta tensor has none.
 
-    Of a sparse tensor that is indices and values, coalesced; of a quantized one integers, scales and zero points; of a
-    nested one values and sizes; of a subclass that wraps others what these hold.
+    A sparse tensor consists of indices and values, coalesced; a quantized one of integers, scales and zero points; a
+    nested one of values and sizes; a subclass that wraps others of the parts of these.
     """
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         if wraps(tensor):
@@ -198,7 +198,7 @@ def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a tensor is worth, element by element, as one plain tensor: dense, and dequantized."""
+    """Return the numbers that a tensor represents, as one plain tensor: dense, and dequantized."""
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         if wraps(tensor) or tensor.is_nested:
             flat = [part.reshape(-1) for part in _plain_parts(tensor) if part.is_floating_point() or part.is_complex()]

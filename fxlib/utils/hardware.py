@@ -1,4 +1,4 @@
-"""What this host computes with."""
+"""The hardware of this host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 _FOR_NUMBERS: Final = ("avx", "fma", "f16c", "amx", "neon", "sve", "sme", "bf16", "i8mm", "dot")
-"""What torch's names of instructions begin with that compute with many numbers at once."""
+"""Prefixes of torch's names of vector instructions."""
 
 
 def processor() -> str:
@@ -24,7 +24,7 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """Return how many cores this process may use, a container's quota included."""
+    """Return how many cores this process may use, respecting a container's quota."""
     count = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -52,14 +52,14 @@ def used_s() -> float | None:
 
 
 def memory_bytes() -> int:
-    """Return how much memory this host has."""
+    """Return how much memory this host has, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def instructions() -> tuple[str, ...]:
-    """Return which instructions the processor has that decide how fast int8, bfloat16 and compiled code are.
+    """Return the processor's instruction sets that decide how fast int8, bfloat16 and compiled code are.
 
-    They have the names of `torch.cpu.get_capabilities`, such as avx2, avx512_vnni and amx_bf16.
+    Names are those of `torch.cpu.get_capabilities`, such as avx2, avx512_vnni and amx_bf16.
     """
     found = torch.cpu.get_capabilities()
     return tuple(sorted(name for name, has in found.items() if has is True and name.startswith(_FOR_NUMBERS)))

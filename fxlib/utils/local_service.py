@@ -1,7 +1,7 @@
-"""Where this user's services on this machine are found: a folder that no other user enters.
+"""The folder by which this user's services on this machine are found, and that no other user may enter.
 
-It holds a socket and a token of each, named by the service's port: `8470.sock` and `8470.token`. Both are gone with the
-service, and the token is a new one at each start: whoever listens on the port in its place learns nothing of use.
+It holds a socket and a token for each, named by the service's port: `8470.sock` and `8470.token`. Both disappear with
+the service, and each start makes a new token: a process that listens on the port instead learns nothing useful.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from urllib.parse import quote
 from fxlib.errors import FxlibError
 
 RUNTIME_DIR: Final = "FXLIB_RUNTIME_DIR"
-"""Environment variable: the folder to use, where service and launchers do not share /tmp."""
+"""Environment variable: the folder to use if service and launchers do not share /tmp."""
 
 TOKEN_FILE: Final = "FXLIB_TOKEN_FILE"
-"""Environment variable: the file of the token that a launcher shows, and that a service asks for."""
+"""Environment variable: the file of the token that a launcher presents and a service requires."""
 
 _MAX_TOKEN: Final = 4096
 _MAX_SOCKET_PATH: Final = 107
@@ -44,17 +44,17 @@ class LocalService:
 
     @property
     def token(self) -> Path:
-        """The file of the token that the port asks for."""
+        """The file of the token that the port requires."""
         return self.folder / f"{self.port}.token"
 
     @property
     def target(self) -> str:
-        """The socket, as gRPC names it; "" if its path is longer than a socket's may be."""
+        """The socket in gRPC's notation; "" if its path is too long for a socket."""
         path = os.fsencode(self.socket)
         return f"unix:{quote(path)}" if len(path) <= _MAX_SOCKET_PATH else ""
 
     def answers(self) -> bool:
-        """Whether somebody listens on the socket; a service that was killed leaves it behind."""
+        """Return whether a process listens on the socket; a killed service leaves its socket behind."""
         if not self.target:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -66,7 +66,7 @@ class LocalService:
         return True
 
     def write_token(self, token: str) -> None:
-        """Write the token for this user's eyes alone, in place of what an earlier service left.
+        """Write the token, readable by this user only, in place of what an earlier service left.
 
         Raises:
             FxlibError: the file cannot be written.
@@ -82,7 +82,7 @@ class LocalService:
             raise FxlibError(error.strerror or str(error), where=str(self.token)) from error
 
     def touch(self) -> None:
-        """Keep the files from those who tidy /tmp up by age."""
+        """Touch the files, so that cleaners of /tmp keep them."""
         for path in (self.folder, self.socket, self.token):
             with suppress(OSError):
                 os.utime(path)
@@ -95,7 +95,7 @@ class LocalService:
 
 
 def remove_dead(folder: Path, *, older_than_s: float) -> None:
-    """Remove the files of services that were killed: nobody answers there, and nothing has touched them for so long."""
+    """Remove the files of killed services: nothing answers there, and nothing has touched them for so long."""
     names = {path.stem for path in folder.iterdir() if path.suffix in (".sock", ".token") and path.stem.isdecimal()}
     for each in (LocalService(folder=folder, port=int(name)) for name in names):
         ages = [time.time() - path.stat().st_mtime for path in (each.socket, each.token) if path.exists()]
@@ -104,10 +104,10 @@ def remove_dead(folder: Path, *, older_than_s: float) -> None:
 
 
 def make_folder() -> Path:
-    """Return the folder, made if it is not there.
+    """Return the folder, and create it if it does not exist.
 
     Raises:
-        FxlibError: it cannot be made, or other users may enter it.
+        FxlibError: the folder cannot be created, or other users may enter it.
     """
     path = _path()
     try:
@@ -121,7 +121,7 @@ def make_folder() -> Path:
 
 
 def find(port: int) -> LocalService | None:
-    """Return the files of this user's service on a port; None where there is no folder that only this user enters."""
+    """Return the files of this user's service on a port; None if there is no folder that only this user may enter."""
     path = _path()
     try:
         return None if _problem(path) else LocalService(folder=path, port=port)
@@ -130,12 +130,12 @@ def find(port: int) -> LocalService | None:
 
 
 def new_token() -> str:
-    """Return a token that nobody guesses."""
+    """Return a token that cannot be guessed."""
     return secrets.token_urlsafe(32)
 
 
 def is_token(text: str) -> bool:
-    """Whether a text may be a token: one line of printable ASCII without blanks, and not too long."""
+    """Return whether a text may be a token: one line of printable ASCII without blanks, and not too long."""
     return 0 < len(text) <= _MAX_TOKEN and text.isascii() and text.isprintable() and " " not in text
 
 
@@ -143,7 +143,7 @@ def read_token(path: Path) -> str:
     """Read a token from its file.
 
     Raises:
-        FxlibError: the file cannot be read, or holds no token; what it holds is not told.
+        FxlibError: the file cannot be read, or holds no token; the message does not contain its contents.
     """
     try:
         with path.open("rb") as file:
@@ -151,7 +151,7 @@ def read_token(path: Path) -> str:
     except OSError as error:
         raise FxlibError(f"the token cannot be read: {error.strerror}", where=str(path)) from error
     if not is_token(text):
-        raise FxlibError("it holds no token: one line of printable characters", where=str(path))
+        raise FxlibError("it holds no token, which is one line of printable characters", where=str(path))
     return text
 
 
@@ -162,7 +162,7 @@ def _path() -> Path:
 def _problem(path: Path) -> str:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        return "it is no folder"
+        return "it is not a folder"
     if found.st_uid != os.getuid():
         return "it belongs to another user"
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):

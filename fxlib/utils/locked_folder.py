@@ -1,7 +1,7 @@
-"""A folder for temporary files that is gone with its owner, even one that was killed.
+"""A folder for temporary files that disappears with its owner, even if the owner is killed.
 
-The owner deletes it at its end. One that a killed owner has left is deleted by the next that begins or ends: a folder
-is somebody's as long as the lock in it is held, by the owner or by a process that it forked.
+The owner deletes it at its end. The next owner that begins or ends deletes the folders of killed owners: a folder is in
+use as long as the lock in it is held, by the owner or by a process that it forked.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _UNFINISHED: Final = "lock.new"
 
 
 class LockedFolder:
-    """A new folder below the system's one for temporary files, in place of those that killed owners have left.
+    """A new folder in the system's folder for temporary files; creating it deletes those that killed owners have left.
 
     Folders of other users, links, and folders without a lock stay.
 
     Attributes:
-        prefix: what the names of folders of this kind begin with.
+        prefix: the beginning of the names of folders of this kind.
         path: the folder.
-        lock: the descriptor of its lock, which is closed where another program is executed.
+        lock: the descriptor of its lock, which is closed if another program is executed.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -36,7 +36,7 @@ class LockedFolder:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self.lock = os.open(self.path / _UNFINISHED, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
-        (self.path / _UNFINISHED).rename(self.path / _LOCK)  # held from the first moment that others see it
+        (self.path / _UNFINISHED).rename(self.path / _LOCK)  # held from the moment at which others can see it
 
     def __enter__(self) -> Self:
         return self
@@ -45,15 +45,15 @@ class LockedFolder:
         self.delete()
 
     def delete(self) -> None:
-        """Delete the folder and all that is in it, and what killed owners have left."""
+        """Delete the folder with everything in it, and the folders that killed owners have left."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
         self.delete_left()
 
     def delete_left(self) -> None:
-        """Delete what killed owners have left."""
+        """Delete the folders that killed owners have left."""
         for each in Path(tempfile.gettempdir()).glob(f"{self.prefix}*"):
-            with suppress(OSError):  # an owner that has just begun, or that is just ending
+            with suppress(OSError):  # the folder of an owner that has just begun, or is just ending
                 _delete_if_left(each)
 
 

@@ -1,6 +1,6 @@
-"""Nests of containers: those that torch.utils._pytree knows, dataclasses, and plain objects that hold tensors.
+"""Nested containers: those that torch.utils._pytree knows, dataclasses, and plain objects that hold tensors.
 
-The last two are leaves to torch's pytree.
+Torch's pytree treats the last two as leaves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 IsLeaf = Callable[[Any], bool]
 _PYTHONS = (bool, int, float, str)
 _HEAP_TYPE = 1 << 9
-"""Set in `__flags__` of classes that Python code defines."""
+"""Flag in `__flags__` of classes that Python code defines."""
 
 
 def leaves(value: object, path: str = "", is_leaf: IsLeaf | None = None) -> Iterator[tuple[str, object]]:
@@ -34,7 +34,7 @@ def leaves(value: object, path: str = "", is_leaf: IsLeaf | None = None) -> Iter
 
 
 def has_more_leaves_than(value: object, count: int) -> bool:
-    """Whether a nest has more leaves than so many. No more of it is walked than tells."""
+    """Return whether a nested value has more leaves than `count`; the walk stops as soon as this is known."""
     found, ahead = 0, [value]
     while ahead:
         for leaf in pytree.tree_iter(ahead.pop()):
@@ -55,21 +55,21 @@ def _with_places(value: object, is_leaf: IsLeaf | None) -> list[tuple[str, objec
 
 
 def structure(value: object) -> str:
-    """Return the containers of a nest, their classes and their keys in order, as text."""
+    """Return the containers of a nested value, their classes and their keys in order, as text."""
     flat, spec = pytree.tree_flatten(value)
     inner = (f"{type(leaf).__qualname__}: {_fields(leaf)}" for leaf in flat if _is_container(leaf))
     return "; ".join([" ".join(str(spec).split()), *inner])
 
 
 def mapped(function: Callable[[Any], Any], value: T, is_leaf: IsLeaf | None = None) -> T:
-    """Return a nest of the same containers, with what a function makes of each leaf."""
+    """Return the same containers with the result of a function for each leaf."""
 
     def copied(leaf: Any) -> Any:
         if not _is_container(leaf) or (is_leaf is not None and is_leaf(leaf)):
             return function(leaf)
         other = copy.copy(leaf)
         for name in _names(leaf):
-            object.__setattr__(other, name, mapped(function, getattr(leaf, name), is_leaf))  # a frozen one, too
+            object.__setattr__(other, name, mapped(function, getattr(leaf, name), is_leaf))  # also if it is frozen
         return other
 
     nest: T = pytree.tree_map(copied, value, is_leaf=is_leaf)
@@ -77,7 +77,7 @@ def mapped(function: Callable[[Any], Any], value: T, is_leaf: IsLeaf | None = No
 
 
 def is_registered(value: object) -> bool:
-    """Whether a value is a container of a class that somebody told torch's pytree of."""
+    """Return whether a value is a container of a class that was registered with torch's pytree."""
     return type(value) in pytree.SUPPORTED_NODES and type(value) not in pytree.BUILTIN_TYPES
 
 
@@ -90,17 +90,17 @@ def _fields(leaf: Any) -> str:
 
 
 def is_open(leaf: object) -> bool:
-    """Whether a leaf of torch's pytree is a dataclass, whose fields are parts of the nest."""
+    """Return whether a leaf of torch's pytree is a dataclass, whose fields count as parts."""
     return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
 
 
 def is_state(leaf: object) -> bool:
-    """Whether a leaf of torch's pytree is an object of a plain Python class whose attributes hold tensors."""
+    """Return whether a leaf of torch's pytree is an object of a plain Python class whose attributes hold tensors."""
     return is_plain(leaf) and any(map(has_tensors, vars(leaf).values()))
 
 
 def has_tensors(value: object) -> bool:
-    """Whether a nest holds a tensor, or the size of one, at any depth."""
+    """Return whether a nested value holds a tensor, or the size of one, at any depth."""
     return any(
         isinstance(leaf, (torch.Tensor, torch.SymInt)) or is_state(leaf)
         for leaf in ([value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value))
@@ -112,7 +112,7 @@ def _is_container(leaf: object) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """Whether all of an object's state is in its `__dict__`, and its class is Python's, and no torch module."""
+    """Return whether all of an object's state is in its `__dict__`, and its class is Python's, not a torch module."""
     if isinstance(value, (type, torch.Tensor, torch.nn.Module)) or not hasattr(value, "__dict__"):
         return False
     return all(_keeps_nothing_else(base) for base in type(value).__mro__[:-1])
@@ -124,7 +124,7 @@ def _keeps_nothing_else(cls: type) -> bool:
 
 
 def python_number(value: Any) -> Any:
-    """Return the number, flag or string of Python's that stands for one of NumPy's or of an enum exactly; else None."""
+    """Return the Python number, flag or string that exactly represents a NumPy number or an enum member; else None."""
     kind = type(value)
     if kind in _PYTHONS:
         return None

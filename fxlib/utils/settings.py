@@ -1,6 +1,6 @@
 """Options of an application, each declared once: as a field of a frozen dataclass.
 
-A declaration says an option's name, what it means, and how a value is read. From it come
+A declaration has an option's name, its meaning, and how to read a value. It gives rise to
 
 - the flag of the command line: `--lease-seconds 30`,
 - the environment variable: `FXLIB_SERVE_LEASE_SECONDS=30`,
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 CONFIG: Final = "FXLIB_CONFIG"
-"""The environment variable that names the TOML file, where no `--config` does."""
+"""Environment variable that names the TOML file, unless `--config` does."""
 
 STARTED_AS: Final = "FXLIB_STARTED_AS"
-"""Environment variable by which `fxlib serve` and `fxlib worker` have the application name them in its usage."""
+"""Environment variable by which `fxlib serve` and `fxlib worker` make the application name them in its usage."""
 
 TABLES: Final = ("serve", "worker")
-"""The tables that the file may have: the commands that start an application."""
+"""The tables that the file may have, one for each command that starts an application."""
 
 GIB: Final = 1 << 30
 
@@ -53,7 +53,7 @@ class Kind(Generic[T]):
 
     Attributes:
         read: turns text into the value; raises ValueError with a sentence that says what is wrong.
-        metavar: what stands for the value in help and tables.
+        metavar: the placeholder for the value in help and tables.
         toml: the types that a TOML file may give it as.
         show: turns the value into text that `read` understands.
     """
@@ -117,12 +117,12 @@ class Option:
     """The declaration of an option.
 
     Attributes:
-        name: the flag without its dashes, which is the key in the file, too.
+        name: the flag without its dashes, which is also the key in the file.
         meaning: what it does, for help and tables.
         kind: how its value is read; None for a switch, which is on or off.
-        default: the words that stand for the default, where its value does not say it.
-        variable: the name of its environment variable, where that is not made of the option's name.
-        repeatable: whether it takes several values: the flag again and again, a variable with commas, an array.
+        default: words that describe the default, if its value does not.
+        variable: the name of its environment variable, if that does not follow from the option's name.
+        repeatable: whether it takes several values: a repeated flag, a variable with commas, an array.
     """
 
     name: str
@@ -150,14 +150,14 @@ def option(
 def group(kind: type[DataclassInstance]) -> Mapping[str, type[DataclassInstance]]:
     """Return the metadata of a field whose value is a dataclass with options of its own.
 
-    A group whose default is None is made only if one of its options is given.
+    A group whose default is None is created only if one of its options is given.
     """
     return {_GROUP: kind}
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A value that somebody gave, and where: a flag, a variable, or FILE:TABLE.KEY."""
+    """A value that was given, and where: by a flag, a variable, or FILE:TABLE.KEY."""
 
     value: Any
     where: str
@@ -168,8 +168,8 @@ class Application(Generic[C]):
     """An application with options.
 
     Attributes:
-        command: the command of `fxlib` that starts it; names its table in the file, and its variables.
-        program: how it is called in its own help.
+        command: the command of `fxlib` that starts it; its table in the file and its variables are named after it.
+        program: its name in its own help.
         description: what it does, for its help.
         config: the dataclass that declares its options.
     """
@@ -180,10 +180,11 @@ class Application(Generic[C]):
     config: type[C]
 
     def read(self, arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> C:
-        """Make the configuration of what the command line, the environment and the file say.
+        """Make the configuration from the command line, the environment and the file.
 
         Raises:
-            OptionError: a value cannot be used; names the flag, the variable or the file's key that gave it.
+            OptionError: a value cannot be used; the message names the flag, the variable or the file's key that gave
+                it.
             SystemExit: the command line cannot be read, or asks only for help or for the options in force.
         """
         parsed = vars(self._parser().parse_args(arguments))
@@ -282,7 +283,7 @@ def _options(config: type[DataclassInstance]) -> Iterator[tuple[Field[Any], Opti
 
 
 def _make(config: type[C], given: Mapping[str, _Given]) -> C:
-    """Make a configuration, or a group, of the values given and of defaults.
+    """Make a configuration, or a group, from given values and defaults.
 
     Raises:
         OptionError: some of its options were given, and others without a default were not.
@@ -340,7 +341,7 @@ def _given(declared: Option, value: Any, read: Callable[[Option, Any], Any], whe
 
 
 def _of_text(declared: Option, text: str) -> Any:
-    """Read what a variable says."""
+    """Read the value of a variable."""
     if declared.kind is None:
         if text.lower() not in _TRUTHS:
             raise ValueError(f"{text!r} is neither 1 nor 0")
@@ -351,7 +352,7 @@ def _of_text(declared: Option, text: str) -> Any:
 
 
 def _of_toml(declared: Option, value: Any) -> Any:
-    """Read what the file says."""
+    """Read a value of the file."""
     if declared.kind is None:
         if not isinstance(value, bool):
             raise ValueError(f"{value!r} is neither true nor false")
@@ -371,7 +372,7 @@ def _scalar(kind: Kind[T], value: Any) -> T:
 
 
 def _argument(kind: Kind[T]) -> Callable[[str], T]:
-    """Return what argparse reads a flag's value by; it tells the sentence of an ArgumentTypeError alone."""
+    """Return a function by which argparse reads a flag's value; argparse only shows an ArgumentTypeError's message."""
 
     def read(text: str) -> T:
         try:
@@ -388,5 +389,5 @@ def _check_names(given: Iterable[str], known: Iterable[str], where: str, what: s
         if name not in known:
             [nearest] = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
             raise OptionError(
-                f"there is no such {what}", option="config", where=f"{where}{name}", hint=f"Is it {nearest}?"
+                f"there is no such {what}", option="config", where=f"{where}{name}", hint=f"Did you mean {nearest}?"
             )

@@ -1,4 +1,4 @@
-"""Durations, tables and places in a model as text for a person; text of strangers, made harmless before one sees it."""
+"""Durations, tables and locations in a model as text for people; text of strangers, made harmless for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def seconds(value: float | None) -> str:
-    """Write a duration with a unit that fits: 350 us, 12.5 ms, 1.20 s; a dash when it is not known."""
+    """Format a duration with a fitting unit: 350 us, 12.5 ms, 1.20 s; a dash if it is unknown."""
     if value is None:
         return "-"
     if value < 1e-3:
@@ -22,7 +22,7 @@ def seconds(value: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Return one line of text: what steers a terminal, begins a new line or turns the direction becomes blank."""
+    """Return one line of text; characters that steer a terminal, begin a line or turn the direction become blanks."""
     return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
 
 
@@ -32,7 +32,7 @@ def plain_lines(text: str) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats log lines of which nothing steers a terminal, whatever strangers have put into their arguments.
+    """Formats log lines such that nothing steers a terminal, whatever strangers have put into their arguments.
 
     A message is one line, and a traceback below it has lines of its own.
     """

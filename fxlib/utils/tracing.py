@@ -1,8 +1,8 @@
-"""Traces of OpenTelemetry: one job is one trace, from its launcher through the service to the phases of its worker.
+"""OpenTelemetry traces: one job is one trace, from its launcher through the service to the phases of its worker.
 
-A span continues the one that its `traceparent` names, as W3C Trace Context writes it; that text travels with a request.
-Spans go to the collector that the standard variables OTEL_* name, or, in a program that records traces itself, into its
-own. Where there is neither, or no extra `otel`, nothing is imported, and all of this does nothing.
+A span continues the one that its `traceparent` (in the format of W3C Trace Context) names; this text travels with a
+request. Spans go to the collector that the standard variables OTEL_* name or, in a program that records traces itself,
+into that program's own. Without either, or without the extra `otel`, nothing is imported and this module does nothing.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_E
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _SPOKEN: Final = "http/protobuf"
 _LONGEST: Final = 256
-"""The most characters of a text in a span."""
+"""Maximum number of characters of a text in a span."""
 _LAST_S: Final = 2.0
-"""Seconds that a process which ends waits for a collector that does not answer."""
+"""Seconds that a process waits at its end for a collector that does not answer."""
 
 _TRACE_ID: Final = slice(3, 35)
-"""Where a `traceparent` has the id of its trace."""
+"""The part of a `traceparent` that holds the id of its trace."""
 
 
 class Span:
-    """A span that has begun, and is over at `end`; or, where nothing is recorded, what does nothing in its place.
+    """A span that has begun and lasts until `end`; if nothing is recorded, it does nothing.
 
     Attributes:
         recorded: OpenTelemetry's own span, or None.
-        traceparent: text that names it to whoever continues it; "" where nothing is recorded.
-        trace_id: id of its trace, which that text has, too.
+        traceparent: text by which others continue it; "" if nothing is recorded.
+        trace_id: id of its trace, which is part of that text.
     """
 
     def __init__(self, recorded: Any = None) -> None:
@@ -50,12 +50,12 @@ class Span:
         self.trace_id = self.traceparent[_TRACE_ID]
 
     def note(self, **attributes: object) -> None:
-        """Add what else is known of it; names get the prefix `fxlib.`, and texts are cleaned as log lines are."""
+        """Add attributes to it; names get the prefix `fxlib.`, and texts are cleaned as log lines are."""
         if self.recorded is not None:
             self.recorded.set_attributes(_named(attributes))
 
     def fail(self, error: BaseException | str) -> None:
-        """Record what went wrong in it: the kind of error and its message, and no traceback."""
+        """Record an error in it: its class and its message, without a traceback."""
         if self.recorded is not None:
             from opentelemetry.trace import StatusCode
 
@@ -69,7 +69,7 @@ class Span:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make it this thread's current span for the length of the block, whose error it records; then end it."""
+        """Make it this thread's current span for the length of the block, record the block's error, and end it."""
         if self.recorded is None:
             yield
             return
@@ -89,10 +89,10 @@ def begin(name: str, parent: str = "", *, at_s: float | None = None, **attribute
     """Begin a span.
 
     Args:
-        name: what it is the time of: one of few, without the names of jobs or models.
+        name: what it measures; one of a few names, without the names of jobs or models.
         parent: the `traceparent` that it continues; without a valid one, it continues this thread's current span.
         at_s: when it began, in seconds since the epoch; None: now.
-        **attributes: what is known of it by now; see `Span.note`.
+        **attributes: attributes that are known by now; see `Span.note`.
     """
     tracer = _tracer()
     if tracer is None:
@@ -110,7 +110,7 @@ def span(name: str, parent: str = "", **attributes: object) -> Iterator[Span]:
 
 
 def note(**attributes: object) -> None:
-    """Add to this thread's current span what else is known of it; see `Span.note`."""
+    """Add attributes to this thread's current span; see `Span.note`."""
     if _tracer() is not None:
         from opentelemetry.trace import get_current_span
 
@@ -118,7 +118,7 @@ def note(**attributes: object) -> None:
 
 
 def traceparent() -> str:
-    """Return what names this thread's current span; "" if there is none."""
+    """Return the `traceparent` of this thread's current span; "" if there is none."""
     if _tracer() is None:
         return ""
     from opentelemetry.trace import get_current_span
@@ -127,7 +127,7 @@ def traceparent() -> str:
 
 
 def valid(text: str) -> str:
-    """Return the `traceparent` that somebody sent; "" if it is none."""
+    """Return a received `traceparent`; "" if it is not valid."""
     return text if _FORM.fullmatch(text) else ""
 
 
@@ -141,10 +141,10 @@ class TracedFormatter(PlainFormatter):
 
 
 def begin_process(name: str) -> str:
-    """Name a process of fxlib's own, and return where its traces go, or why not; "" if they are to go nowhere.
+    """Name a process of fxlib's own, and return where its traces go, or why they do not; "" if they go nowhere.
 
     Args:
-        name: what it is called in traces, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES say otherwise.
+        name: its name in traces, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES set another one.
     """
     global _process  # noqa: PLW0603 - a process has one name
     _process = name
@@ -158,7 +158,7 @@ _process = "fxlib-client"
 
 
 def _tracer() -> Any:
-    """Return what makes spans in this process; None where nothing records them."""
+    """Return the tracer of this process; None if nothing records spans."""
     api = sys.modules.get("opentelemetry.trace")
     if api is not None and not isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
         return provider.get_tracer("fxlib")  # the program's own
@@ -167,9 +167,9 @@ def _tracer() -> Any:
 
 @cache
 def _own() -> Any:
-    """Return what makes spans for the collector that the environment names; None if it names none.
+    """Return the tracer for the collector that the environment names; None if it names none.
 
-    It is not made the program's own: a launcher may set one up later, and then that counts.
+    It does not become the program's own tracer: a launcher may set one up later, which then takes precedence.
     """
     if not _endpoint() or _problem():
         return None
@@ -187,7 +187,7 @@ def _own() -> Any:
 
 
 def _flush(send: Callable[[], None], give_up: Callable[[], None]) -> None:
-    """Send what is left; a collector that is away holds no process up."""
+    """Send the remaining spans, without holding the process up if a collector is away."""
     sending = Thread(target=send, daemon=True)
     sending.start()
     sending.join(_LAST_S)
@@ -203,7 +203,7 @@ def _endpoint() -> str:
 
 
 def _problem() -> str:
-    """Return why nothing can be sent to the collector that the environment names; "" if nothing is in the way."""
+    """Return why nothing can be sent to the collector that the environment names; "" if nothing prevents it."""
     protocol = _first(*_PROTOCOLS) or _SPOKEN
     if protocol != _SPOKEN:
         return f"{_PROTOCOLS[1]} is {plain(protocol)!r}, and fxlib speaks {_SPOKEN} (usually at port 4318)"

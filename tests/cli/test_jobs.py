@@ -89,7 +89,7 @@ def test_optimize_without_a_service_fails_and_says_so(fxlib: Run) -> None:
         ("no_such_package.models:made", "No module named 'no_such_package'"),
         ("tests.client.models:no_such", "tests.client.models has no 'no_such'"),
         ("tests.client.models:workload", "returned Workload"),
-        ("tests.cli.test_jobs:FACTORY", "'FACTORY' is no function"),
+        ("tests.cli.test_jobs:FACTORY", "'FACTORY' is not a function"),
         ("tests.cli.test_jobs:no_workload", "returned (int, str)"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_profile_that_is_not_there_is_one_line(fxlib: Run) -> None:
 
 @pytest.mark.parametrize(
     "name, problem",
-    [("jobs", "not of the form"), ("tests.cli.test_profile:no_world", "returned int, and no context manager")],
+    [("jobs", "not of the form"), ("tests.cli.test_profile:no_world", "returned int, not a context manager")],
 )
 def test_a_world_that_is_none_is_one_line(fxlib: Run, tmp_path: Path, name: str, problem: str) -> None:
     ran = fxlib("profile", name, "-o", str(tmp_path / "clicks.fxp"))

@@ -251,7 +251,7 @@ def test_an_option_that_there_is_not_is_told_in_the_words_of_the_command(tmp_pat
 def test_a_client_authority_needs_workers_of_its_own(tmp_path: Path) -> None:
     with serve(tmp_path, "--client-ca", "ca.pem", "--tls-cert", "c.pem", "--tls-key", "k.pem") as serving:
         assert serving.process.wait(200) == 1
-        assert "Say --no-worker, and start it with fxlib worker." in serving.errors()
+        assert "Use --no-worker, and start it with fxlib worker." in serving.errors()
 
 
 def test_a_file_gives_options_to_the_service_and_to_its_worker(tmp_path: Path) -> None:

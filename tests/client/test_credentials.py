@@ -228,7 +228,7 @@ def test_a_folder_that_others_may_enter_is_not_used(folder: Path, monkeypatch: p
 def test_a_link_to_a_folder_is_not_followed(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FxlibError, match="it is no folder"):
+    with pytest.raises(FxlibError, match="it is not a folder"):
         make_folder()
 
 

@@ -360,7 +360,7 @@ def test_a_page_says_that_the_service_is_away_and_recovers(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "options, says",
     [
-        (["--listen", "0.0.0.0:0"], "say under which names visitors come"),
+        (["--listen", "0.0.0.0:0"], "name the hosts under which visitors reach it"),
         (["--listen", "192.0.2.1:0"], "cannot listen there"),
         (["--https-cert", "/nowhere.pem"], "--https-cert"),
     ],

@@ -49,7 +49,7 @@ def test_what_cannot_be_read_is_told_with_the_whole_path() -> None:
     profile = profile_pb2.Profile()
     profile.nodes.add(node="a")
     profile.nodes.add(node="b", seconds=-1.0)
-    with pytest.raises(WireError, match=r"^Profile\.nodes\[1\]\.seconds: -1\.0 is no amount"):
+    with pytest.raises(WireError, match=r"^Profile\.nodes\[1\]\.seconds: -1\.0 is not a valid amount"):
         profile_from_proto(profile)
 
 

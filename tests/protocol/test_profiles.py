@@ -45,21 +45,21 @@ def first_tensor(profile: profile_pb2.Profile) -> profile_pb2.TensorShape:
 
 
 CHANGES: dict[str, tuple[str, Change]] = {
-    "a time that is not a number": ("is no amount", lambda it: setattr(it, "backward_s", float("nan"))),
-    "a time without end": ("is no amount", lambda it: setattr(it.calls[0], "issue_s", float("inf"))),
-    "a time below nothing": ("is no amount", lambda it: setattr(it.nodes[0], "seconds", -1e-9)),
+    "a time that is not a number": ("is not a valid amount", lambda it: setattr(it, "backward_s", float("nan"))),
+    "a time without end": ("is not a valid amount", lambda it: setattr(it.calls[0], "issue_s", float("inf"))),
+    "a time below nothing": ("is not a valid amount", lambda it: setattr(it.nodes[0], "seconds", -1e-9)),
     "a time longer than a day": ("exceeds the limit", lambda it: setattr(it.servers[0], "round_trip_s", 1e6)),
     "quantiles that descend": ("ascending", lambda it: it.calls[0].service_s.quantiles.append(0.0)),
     "no quantile": ("at least one", lambda it: it.calls[0].service_s.ClearField("quantiles")),
     "very many quantiles": ("exceeds the limit", lambda it: it.calls[0].service_s.quantiles.extend([1.0] * 2_000)),
     "a count of nothing": ("at least 1", lambda it: setattr(it.calls[0].service_s, "count", 0)),
-    "bytes below nothing": ("is no amount", lambda it: setattr(it.calls[0], "request_bytes", -1)),
+    "bytes below nothing": ("is not a valid amount", lambda it: setattr(it.calls[0], "request_bytes", -1)),
     "very many bytes": ("exceeds the limit", lambda it: setattr(it.nodes[0], "output_bytes", 1 << 60)),
     "a server that works on no call": ("at least 1", lambda it: setattr(it.servers[0], "concurrency", 0)),
     "a server of a million threads": ("exceeds the limit", lambda it: setattr(it.servers[0], "concurrency", 10**6)),
-    "a way that carries nothing": ("is no rate", lambda it: setattr(it.servers[0], "bytes_per_s", 0.0)),
-    "a way that hardly carries": ("is no rate", lambda it: setattr(it.servers[0], "bytes_per_s", 5e-324)),
-    "a way without limit": ("is no rate", lambda it: setattr(it.servers[0], "bytes_per_s", float("inf"))),
+    "a way that carries nothing": ("is not a valid rate", lambda it: setattr(it.servers[0], "bytes_per_s", 0.0)),
+    "a way that hardly carries": ("is not a valid rate", lambda it: setattr(it.servers[0], "bytes_per_s", 5e-324)),
+    "a way without limit": ("is not a valid rate", lambda it: setattr(it.servers[0], "bytes_per_s", float("inf"))),
     "two calls of one name": ("one name", lambda it: it.calls.append(it.calls[0])),
     "two servers of one name": ("one name", lambda it: it.servers.append(it.servers[0])),
     "more servers than a trial has": ("exceeds the limit", lambda it: it.servers.extend([it.servers[0]] * 300)),
@@ -91,14 +91,14 @@ def test_integers_that_ask_for_a_gradient_are_refused() -> None:
     message = protocol.profile_to_proto(PROFILE)
     tensor = first_tensor(message)
     tensor.dtype, tensor.requires_grad = "int64", True
-    with pytest.raises(WireError, match="takes no gradient"):
+    with pytest.raises(WireError, match="cannot take a gradient"):
         protocol.profile_from_proto(message)
 
 
 def test_a_leaf_that_is_no_number_text_or_none_is_refused() -> None:
     message = protocol.profile_to_proto(PROFILE)
     message.calls[0].returns.CopyFrom(profile_pb2.Returned(value=protocol.value_to_proto((1, 2), "here")))
-    with pytest.raises(FxlibError, match="no leaf"):
+    with pytest.raises(FxlibError, match="not a leaf"):
         protocol.profile_from_proto(message)
 
 

@@ -77,7 +77,7 @@ def test_a_group_is_there_if_one_of_its_options_is_and_then_whole() -> None:
         ("loud = 1", ":worker.loud: 1 is neither true nor false"),
         ("word = 'a'", ":worker.word: 'a' is not an array"),
         ("first = 1", ":worker.first: 1 is not a text"),
-        ("wait_seconds = 3", r":worker.wait_seconds: there is no such option. Is it wait-seconds\?"),
+        ("wait_seconds = 3", r":worker.wait_seconds: there is no such option. Did you mean wait-seconds\?"),
         ("parts = 90", ":worker.parts: too many. Wait longer."),
         ("parts = ", ": it is not TOML"),
     ],
@@ -89,7 +89,7 @@ def test_what_is_wrong_in_the_file_is_told_with_its_key(tmp_path: Path, text: st
 
 
 def test_a_table_that_there_is_not_is_told_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"workers: there is no such table. Is it worker"):
+    with pytest.raises(OptionError, match=r"workers: there is no such table. Did you mean worker"):
         read("--config", written(tmp_path, "[workers]\nparts = 3\n"))
     with pytest.raises(OptionError, match="No such file"):
         read("--config", str(tmp_path / "none.toml"))

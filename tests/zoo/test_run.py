@@ -305,7 +305,7 @@ def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(
         status = process.end(kind, within_s=60)
         if kind is signal.SIGINT:
             assert status == 130
-            assert f"to go on: fxlib zoo run {path}" in (tmp_path / "log").read_text()
+            assert f"to continue: fxlib zoo run {path}" in (tmp_path / "log").read_text()
         with scripted_worker(address, adopt):
             code, found = run(path, address, *more)
         assert code == 0
