@@ -182,8 +182,8 @@ def _drawn(timeline: Timeline, longest_s: float) -> tuple[str, float]:
 
 def _ends(timeline: Timeline, scale: float, top: float) -> Iterator[str]:
     """Yield a line at the end of each step but the last."""
-    for place in range(1, timeline.steps):
-        x = MARGIN + place * timeline.step_s * scale
+    for number in range(1, timeline.steps):
+        x = MARGIN + number * timeline.step_s * scale
         yield f'<line x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{top}" stroke="#444" stroke-dasharray="3 3"/>'
 
 

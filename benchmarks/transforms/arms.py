@@ -19,7 +19,7 @@ from torch.fx import GraphModule, symbolic_trace
 import fxlib
 from benchmarks.transforms.comparisons import COMPARISONS, Comparison, of_model
 from benchmarks.transforms.graphs import Chain, StockChain
-from fxlib.passes.infra.edit import draft_of
+from fxlib.passes.infra.edit import working_copy as draft_of
 from fxlib.recipes import recipes
 
 SCHEDULE: Final = "schedule"

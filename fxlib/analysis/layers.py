@@ -21,12 +21,12 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.resources import PROCESS, Storage
 from fxlib.analysis.operators.arguments import arguments_of
-from fxlib.analysis.operators.schemas import Operator, attribute, is_known
+from fxlib.analysis.operators.schemas import OperatorFacts, attribute, is_known
 from fxlib.reasons import Reason
 from fxlib.runtime.guards.folded_weights import RANK, sources_of
 from fxlib.runtime.submodules import submodule
 
-Kind = Literal["linear", "convolution", "transposed"]
+LayerKind = Literal["linear", "convolution", "transposed"]
 _MODULES: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
     nn.Conv1d: "conv1d",
@@ -42,7 +42,7 @@ _OVERLOADS = re.compile(r"aten::(linear|convolution|conv[123]d|conv_transpose[12
 Rank = int | Node
 """A number of dimensions, or the placeholder whose value has as many."""
 
-_KEEPING = frozenset(
+_RANK_PRESERVING = frozenset(
     f"{name}{form}"
     for name in (
         *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
@@ -57,7 +57,7 @@ _KEEPING = frozenset(
 )
 _REDUCING = frozenset({"mean", "sum", "amax", "amin"})
 """Operators that keep the number of dimensions if their third argument says so."""
-_KEEPING_MODULES = tuple(
+_RANK_PRESERVING_MODULES = tuple(
     f"torch.nn.modules.{name}"
     for name in ("activation", "batchnorm", "conv", "dropout", "instancenorm", "linear", "normalization", "pooling")
 )
@@ -66,7 +66,7 @@ _STATED: dict[type[nn.Module], int] = {nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Affine:
+class LinearLayer:
     """One linear layer or convolution.
 
     The weight of a convolution is (out, in / groups, *kernel), that of a transposed one (in, out / groups, *kernel).
@@ -74,7 +74,7 @@ class Affine:
 
     node: Node
     input: Node
-    kind: Kind
+    kind: LayerKind
     dimensions: int | None
     """Number of the kernel's dimensions; None if the operator accepts any."""
     weight: Weight
@@ -101,7 +101,7 @@ class Affine:
         return self.weight.tensor.dim()
 
 
-def affine_of(module: GraphModule, node: Node) -> Affine | None:
+def linear_layer_of(module: GraphModule, node: Node) -> LinearLayer | None:
     """Return the linear layer or convolution that a node calls; None if there is none with the module's weights."""
     if node.op == "call_module":
         called = submodule(module, str(node.target))
@@ -111,20 +111,20 @@ def affine_of(module: GraphModule, node: Node) -> Affine | None:
     return _of_function(module, node, name)
 
 
-def functional(affine: Affine, module: GraphModule) -> tuple[Any, list[Any]]:
+def functional(layer: LinearLayer, module: GraphModule) -> tuple[Any, list[Any]]:
     """Return the function that a module's call stands for, and its arguments after input, weight and bias.
 
     Args:
-        affine: a layer that is called as a module.
+        layer: a layer that is called as a module.
         module: the module that the node belongs to.
     """
-    layer = submodule(module, str(affine.node.target))
-    function = getattr(F, _MODULES[type(layer)])
-    if isinstance(layer, _ConvTransposeNd):
-        after = [layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation]
-    elif isinstance(layer, _ConvNd):
-        padding = layer.padding if layer.padding_mode == "zeros" else 0
-        after = [layer.stride, padding, layer.dilation, layer.groups]
+    called = submodule(module, str(layer.node.target))
+    function = getattr(F, _MODULES[type(called)])
+    if isinstance(called, _ConvTransposeNd):
+        after = [called.stride, called.padding, called.output_padding, called.groups, called.dilation]
+    elif isinstance(called, _ConvNd):
+        padding = called.padding if called.padding_mode == "zeros" else 0
+        after = [called.stride, padding, called.dilation, called.groups]
     else:
         after = []
     return function, after
@@ -140,7 +140,7 @@ def _name(target: object) -> str | None:
         return None
 
 
-def _of_module(node: Node, layer: Any) -> Affine | None:
+def _of_module(node: Node, layer: Any) -> LinearLayer | None:
     """Transposed convolutions are not taken: a call may pass an `output_size`, which decides the padding."""
     given = (*node.args, *node.kwargs.values())
     if len(given) != 1 or not isinstance(given[0], Node):
@@ -149,7 +149,7 @@ def _of_module(node: Node, layer: Any) -> Affine | None:
     convolves, transposed = isinstance(layer, _ConvNd), isinstance(layer, _ConvTransposeNd)
     if weight is None:
         return None
-    return Affine(
+    return LinearLayer(
         node=node,
         input=given[0],
         kind="transposed" if transposed else "convolution" if convolves else "linear",
@@ -161,14 +161,14 @@ def _of_module(node: Node, layer: Any) -> Affine | None:
     )
 
 
-def _of_function(module: GraphModule, node: Node, name: str) -> Affine | None:
+def _of_function(module: GraphModule, node: Node, name: str) -> LinearLayer | None:
     given = arguments_of(node)
     weight, bias = Weight.read(module, given.get("weight")), Weight.read(module, given.get("bias"))
     groups, transposed = given.get("groups", 1), given.get("transposed", "transpose" in name)
     whole = type(groups) is int and type(transposed) is bool and isinstance(given.get("input"), Node)
     if weight is None or not whole or (bias is None and given.get("bias") is not None):
         return None
-    return Affine(
+    return LinearLayer(
         node=node,
         input=given["input"],
         kind="linear" if name == "linear" else "transposed" if transposed else "convolution",
@@ -221,9 +221,9 @@ class Steadiness:
         self._effects = effects
         self._written: set[int] = set()
         self._unsure_from = len(effects.nodes)
-        for place, (node, does) in enumerate(zip(effects.nodes, effects.per_node, strict=True)):
+        for position, (node, does) in enumerate(zip(effects.nodes, effects.per_node, strict=True)):
             if does.fence is Reason.OPAQUE_NEIGHBOUR or PROCESS in does.writes:
-                self._unsure_from = min(self._unsure_from, place)
+                self._unsure_from = min(self._unsure_from, position)
             if does.writes and not _is_idle_norm(module, node):
                 self._written |= {each.alias_class for each in does.writes if isinstance(each, Storage)}
 
@@ -270,12 +270,12 @@ def _noted(node: Node) -> int | None:
     return None if node.op == "placeholder" else node.meta.get(RANK)
 
 
-def _of_work(module: GraphModule, node: Node, operator: Operator | None, found: dict[Node, Rank]) -> Rank | None:
+def _of_work(module: GraphModule, node: Node, operator: OperatorFacts | None, found: dict[Node, Rank]) -> Rank | None:
     if node.op == "call_module":
         called = submodule(module, str(node.target))
         if type(called) is nn.Flatten:
             return 2 if (called.start_dim, called.end_dim) == (1, -1) else None
-        keeps = type(called).__module__.startswith(_KEEPING_MODULES)
+        keeps = type(called).__module__.startswith(_RANK_PRESERVING_MODULES)
         return _STATED.get(type(called)) or (_shared(node, found) if keeps else None)
     name = "" if operator is None else operator.name
     if name == "flatten":
@@ -286,7 +286,7 @@ def _of_work(module: GraphModule, node: Node, operator: Operator | None, found: 
     if name in _REDUCING:
         told = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", node.kwargs.get("keepdims", False))
         return _shared(node, found) if told is True else None
-    return _shared(node, found) if name in _KEEPING else None
+    return _shared(node, found) if name in _RANK_PRESERVING else None
 
 
 def _shared(node: Node, found: dict[Node, Rank]) -> Rank | None:

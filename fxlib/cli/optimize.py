@@ -147,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if result.reason is not None else 1
 
 
-def _check_recipe(options: argparse.Namespace, passes: Sequence[Step]) -> None:
+def _check_recipe(options: argparse.Namespace, passes: Sequence[PassOptions]) -> None:
     """End with exit code 2 if the recipe, a pass or an option is unknown, before the factory runs."""
     from fxlib.errors import PassError
     from fxlib.recipes import recipes
@@ -210,13 +210,13 @@ def _profile(path: str | None) -> Profile | None:
 if TYPE_CHECKING:
     from fxlib.rules import Rule
 
-Step: TypeAlias = tuple[str, dict[str, object]]
+PassOptions: TypeAlias = tuple[str, dict[str, object]]
 
 _PASS = "rewrite_rules"
 _HINT = "Write pkg.mod:function, for a function that takes nothing and returns a list of fxlib.Rule."
 
 
-def with_rules(passes: Sequence[Step], name: str | None) -> list[Step]:
+def with_rules(passes: Sequence[PassOptions], name: str | None) -> list[PassOptions]:
     """Return the passes, with the rules that the user's function returns given to each `rewrite_rules`.
 
     Args:

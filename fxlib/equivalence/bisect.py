@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from torch.fx import Graph, GraphModule, Node
 
 from fxlib.capture.coerce import Model, as_graph, samples_of
-from fxlib.equivalence.node_trace import Steps, follow, place_of_failure
-from fxlib.equivalence.snapshot import Batch
+from fxlib.equivalence.node_trace import Steps, follow, location_of_failure
+from fxlib.equivalence.snapshot import CallArguments
 from fxlib.equivalence.verify import Verification, batches_of, verify
 from fxlib.errors import PassError
 from fxlib.passes.infra.diff import by_name
@@ -26,7 +26,7 @@ from fxlib.utils.text import location_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class PassChange:
     """The first value that differs because of a pass, and the change that the pass made there.
 
     `where` names its node, module path and line of the model; `before` and `after` are lines of the generated code.
@@ -59,7 +59,7 @@ class Culprit:
     """The error that the pass itself raised, if it did."""
     verification: Verification | None = None
     """The comparison of the given graph with the one after this pass; None if the pass raised."""
-    change: Change | None = None
+    change: PassChange | None = None
     """The first change that breaks the bound; None if no node's value or gradient differs beyond it by this pass
     alone."""
     diff: str = ""
@@ -144,12 +144,12 @@ def bisect(
     return None
 
 
-def _check_runs(graph: GraphModule, batch: Batch, *, grad: bool) -> None:
+def _check_runs(graph: GraphModule, batch: CallArguments, *, grad: bool) -> None:
     steps = follow(graph, batch, grad=grad)
     if steps.error is not None:
         raise PassError(
             f"the graph does not run on these inputs: {type(steps.error).__name__}: {steps.error}",
-            where=place_of_failure(graph, (batch,), steps.error, grad=grad),
+            where=location_of_failure(graph, (batch,), steps.error, grad=grad),
             hint="Pass the arguments of one call, as the model takes them.",
         ) from steps.error
 
@@ -192,27 +192,27 @@ class _Trail:
         self._before, self._after = _Side.of(before, one), _Side.of(after, other)
         self._tolerance = tolerance
 
-    def change(self) -> Change | None:
+    def change(self) -> PassChange | None:
         return self._by_value() or self._by_error() or self._by_gradient() or self._by_form()
 
-    def _by_value(self) -> Change | None:
+    def _by_value(self) -> PassChange | None:
         ours, theirs = self._before.steps.values, self._after.steps.values
         for name, values in theirs.items():
             if name not in ours:
                 continue
             how = f"{len(ours[name])} values and {len(values)}" if len(ours[name]) != len(values) else ""
-            apart = (difference(one, other, self._tolerance) for one, other in zip(ours[name], values, strict=False))
-            if how := how or next(filter(None, apart), ""):
+            found = (difference(one, other, self._tolerance) for one, other in zip(ours[name], values, strict=False))
+            if how := how or next(filter(None, found), ""):
                 return self._found(name, how, self._sources)
         return None
 
-    def _by_error(self) -> Change | None:
+    def _by_error(self) -> PassChange | None:
         failed, error = self._after.steps.failed, self._after.steps.error
         if failed is None:
             return None
         return self._found(failed.name, f"{type(error).__name__}: {error}", self._sources)
 
-    def _by_gradient(self) -> Change | None:
+    def _by_gradient(self) -> PassChange | None:
         ours, theirs = self._before.steps.gradients, self._after.steps.gradients
         for name in reversed(self._after.nodes):
             if name not in self._before.nodes or (name not in ours and name not in theirs):
@@ -221,20 +221,20 @@ class _Trail:
                 return self._found(name, f"its gradient: {how}", _users)
         return None
 
-    def _by_form(self) -> Change | None:
+    def _by_form(self) -> PassChange | None:
         ours, theirs = self._before.steps.forms, self._after.steps.forms
         for name in self._after.nodes:
             one, other = ours.get(name), theirs.get(name)
             if one is not None and other is not None and one != other:
-                apart = next(where for where in one | other if one.get(where) != other.get(where))
-                how = f"{apart.strip()}: {one.get(apart, 'nothing')} and {other.get(apart, 'nothing')}"
+                where = next(each for each in one | other if one.get(each) != other.get(each))
+                how = f"{where.strip()}: {one.get(where, 'nothing')} and {other.get(where, 'nothing')}"
                 return self._found(name, how, self._sources)
         return None
 
-    def _found(self, name: str, how: str, region: Callable[[_Side, str, _Side], set[str]]) -> Change:
+    def _found(self, name: str, how: str, region: Callable[[_Side, str, _Side], set[str]]) -> PassChange:
         before, after = region(self._before, name, self._after), region(self._after, name, self._before)
         node = self._after.nodes[name]
-        return Change(
+        return PassChange(
             node=name,
             where=location_of(node),
             how=how,

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from fxlib.capture import source
-from fxlib.equivalence.snapshot import Batch, backward, formed
+from fxlib.equivalence.snapshot import CallArguments, backward, formed
 from fxlib.errors import PassError
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
@@ -49,7 +49,7 @@ class Steps:
         return tuple(writer for memory, count in self.reads.get(name, ()) for writer in self.writes[memory][:count])
 
 
-def follow(module: GraphModule, batch: Batch, *, grad: bool) -> Steps:
+def follow(module: GraphModule, batch: CallArguments, *, grad: bool) -> Steps:
     """Run a graph node by node on copies of its inputs, and restore the module's state and the generators.
 
     It takes the memory of a copy of every value of the run.
@@ -74,7 +74,7 @@ def follow(module: GraphModule, batch: Batch, *, grad: bool) -> Steps:
     return steps
 
 
-def place_of_failure(module: nn.Module, batches: Sequence[Batch], error: Exception, *, grad: bool) -> str:
+def location_of_failure(module: nn.Module, batches: Sequence[CallArguments], error: Exception, *, grad: bool) -> str:
     """Return where in a module an error arises: node, module path and line, as far as they are known."""
     if not isinstance(module, GraphModule):
         return source.of_error(error)
@@ -88,7 +88,7 @@ def place_of_failure(module: nn.Module, batches: Sequence[Batch], error: Excepti
     return source.of_error(error)
 
 
-def _run(module: GraphModule, batch: Batch, steps: Steps) -> Any:
+def _run(module: GraphModule, batch: CallArguments, steps: Steps) -> Any:
     interpreter = Interpreter(module, garbage_collect_values=False)
     values = interpreter.env = _bound(module, batch)
     for node in module.graph.nodes:
@@ -123,7 +123,7 @@ def _note(node: Node, value: Any, steps: Steps) -> None:
         steps.hooks.append(found[0].register_hook(note))
 
 
-def _bound(module: GraphModule, batch: Batch) -> dict[Node, Any]:
+def _bound(module: GraphModule, batch: CallArguments) -> dict[Node, Any]:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     try:
         arguments = inspect.signature(module.forward).bind(*batch[0], **batch[1])

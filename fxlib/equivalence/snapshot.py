@@ -17,8 +17,8 @@ from fxlib.runtime.submodules import local_modules, local_parameters, local_tens
 from fxlib.utils.compare import same_bits, wraps
 from fxlib.utils.pytree import leaves, structure
 
-GENERATOR = "random generator"
-Batch = tuple[tuple[object, ...], Mapping[str, object]]
+RANDOM_GENERATOR = "random generator"
+CallArguments = tuple[tuple[object, ...], Mapping[str, object]]
 """Arguments of one call, positional and by keyword."""
 
 
@@ -30,7 +30,7 @@ class Left:
     error: Exception | None = None
 
 
-def left_behind(module: nn.Module, batches: Sequence[Batch], *, grad: bool) -> Left:
+def left_behind(module: nn.Module, batches: Sequence[CallArguments], *, grad: bool) -> Left:
     """Run a module on copies of the batches, one after another, and restore its state and the generators.
 
     Args:
@@ -43,8 +43,8 @@ def left_behind(module: nn.Module, batches: Sequence[Batch], *, grad: bool) -> L
     with state_kept(module):
         flags = _flags(module)
         passing = {name: _copied(each) for name, each in _unsaved(module)}
-        for place, batch in enumerate(batches):
-            failed = _run(module, batch, found, f"batch {place}, " if len(batches) > 1 else "", grad=grad)
+        for number, batch in enumerate(batches):
+            failed = _run(module, batch, found, f"batch {number}, " if len(batches) > 1 else "", grad=grad)
             if failed is not None:
                 break
         written = {name: each for name, each in _unsaved(module) if _written(each, passing.get(name))}
@@ -54,11 +54,13 @@ def left_behind(module: nn.Module, batches: Sequence[Batch], *, grad: bool) -> L
         found |= {f"grad of {name}": _copied(each.grad) for name, each in local_parameters(module).items()}
         if _flags(module) != flags:
             found["flags of modules and parameters"] = _flags(module)
-        found[GENERATOR] = torch.get_rng_state()
+        found[RANDOM_GENERATOR] = torch.get_rng_state()
     return Left(found=found, error=failed)
 
 
-def _run(module: nn.Module, batch: Batch, found: dict[str, object], label: str, *, grad: bool) -> Exception | None:
+def _run(
+    module: nn.Module, batch: CallArguments, found: dict[str, object], label: str, *, grad: bool
+) -> Exception | None:
     """Run one batch, record what can be observed of it, and return the error that ended it."""
     args, kwargs = inputs = copied(batch)
     failed: Exception | None = None

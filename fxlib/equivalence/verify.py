@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.capture.coerce import Model, as_module
-from fxlib.equivalence.node_trace import place_of_failure
-from fxlib.equivalence.snapshot import GENERATOR, Batch, left_behind
+from fxlib.equivalence.node_trace import location_of_failure
+from fxlib.equivalence.snapshot import RANDOM_GENERATOR, CallArguments, left_behind
 from fxlib.errors import FxlibWarning, PassError
 from fxlib.runtime import CapturedModule, is_call, is_issue
 from fxlib.runtime.guards.conditions import parameters_of
@@ -39,7 +39,7 @@ _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128} |
 _CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16})
 
 
-def in_float64(module: nn.Module, batches: Sequence[Batch], *, grad: bool) -> dict[str, object]:
+def in_float64(module: nn.Module, batches: Sequence[CallArguments], *, grad: bool) -> dict[str, object]:
     """Run a copy of a module in float64, and return its effects, as `left_behind` does.
 
     Parameters, buffers, inputs and all dtypes that the program names are widened. A captured module runs its original,
@@ -69,7 +69,7 @@ def _none(why: str) -> PassError:
 
 
 def _generator(found: Mapping[str, object]) -> torch.Tensor:
-    state = found[GENERATOR]
+    state = found[RANDOM_GENERATOR]
     assert isinstance(state, torch.Tensor)  # noqa: S101 - narrows the type
     return state
 
@@ -233,7 +233,7 @@ def verify(
     if first.error is not None and second.error is not None and str(first.error) == str(second.error):
         raise PassError(
             f"neither module runs on these inputs: {type(first.error).__name__}: {first.error}",
-            where=place_of_failure(a, batches, first.error, grad=grad) or "verify",
+            where=location_of_failure(a, batches, first.error, grad=grad) or "verify",
             hint="Pass the arguments of one call, as the model takes them.",
         ) from first.error
     exact = {} if reference is None else in_float64(a, batches, grad=grad)
@@ -251,7 +251,7 @@ def verify(
     )
 
 
-def batches_of(*batches: Sequence[object], kwargs: Mapping[str, object] | None) -> tuple[Batch, ...]:
+def batches_of(*batches: Sequence[object], kwargs: Mapping[str, object] | None) -> tuple[CallArguments, ...]:
     """Return the calls that arguments describe.
 
     Raises:
@@ -262,7 +262,7 @@ def batches_of(*batches: Sequence[object], kwargs: Mapping[str, object] | None) 
     return tuple((tuple(each), dict(kwargs or {})) for each in batches)
 
 
-def stands_in(module: nn.Module, batches: Sequence[Batch] = (), *, grad: bool) -> str:
+def stands_in(module: nn.Module, batches: Sequence[CallArguments] = (), *, grad: bool) -> str:
     """Return why a captured module runs its original instead of its graph, in words; empty if it does not."""
     if not isinstance(module, CapturedModule) or module._fxlib.original is None:
         return ""

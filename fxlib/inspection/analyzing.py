@@ -28,9 +28,9 @@ from fxlib.analysis.effects.prologue import CallAhead, calls_ahead
 from fxlib.analysis.effects.resources import GENERATOR, PEERS, PROCESS, REDUCTIONS, Resource, ServerState, Storage
 from fxlib.capture.coerce import Model, as_graph, samples_of
 from fxlib.inspection.device import Device, load_device
-from fxlib.inspection.inputs import Given, Inputs
+from fxlib.inspection.inputs import GivenInputs, GraphInputs
 from fxlib.inspection.operations import Operation
-from fxlib.inspection.propagate import Propagation, Run, Unknown, Why
+from fxlib.inspection.propagate import NodeRun, Propagation, Unknown, UnknownReason
 from fxlib.inspection.tensors import Size, TensorFacts, facts_of, held_bytes, memory_of, number, tensors_in
 from fxlib.recipes.recipes import PlanningRequest
 from fxlib.recipes.undeclared import undeclared
@@ -65,7 +65,7 @@ class _Clocks:
 
 
 def _device_time(
-    runs: Mapping[Node, Run], behaviours: Mapping[Node, Behaviour], device: Device, profile: Profile | None = None
+    runs: Mapping[Node, NodeRun], behaviours: Mapping[Node, Behaviour], device: Device, profile: Profile | None = None
 ) -> _DeviceTime:
     """Add up the time of a forward on a device, in linear time.
 
@@ -215,7 +215,7 @@ class Analysis:
         return {
             node.name: str(each.unknown)
             for node, each in self.nodes.items()
-            if each.unknown is not None and each.unknown.why is not Why.INPUT
+            if each.unknown is not None and each.unknown.why is not UnknownReason.INPUT
         }
 
     def annotate(self) -> None:
@@ -230,7 +230,7 @@ class Analysis:
 
 def analyze(
     model: Model,
-    inputs: Given = None,
+    inputs: GivenInputs = None,
     *,
     profile: Profile | None = None,
     device: Device | str | os.PathLike[str] | None = None,
@@ -279,20 +279,20 @@ def analyze(
 
 def _runs(
     module: GraphModule,
-    inputs: Given,
+    inputs: GivenInputs,
     behaviours: Mapping[Node, Behaviour],
     profile: Profile | None,
     *,
     symbolic: bool,
-) -> dict[Node, Run]:
+) -> dict[Node, NodeRun]:
     lies_on = next((each.device for each in (*module.parameters(), *module.buffers())), torch.device("cpu"))
-    given = Inputs(module.graph, inputs, lies_on, symbolic=symbolic)
+    given = GraphInputs(module.graph, inputs, lies_on, symbolic=symbolic)
     propagation = Propagation(module, behaviours, profile, symbolic=given.symbolic)
     return propagation.run(given.stand_ins(propagation.mode))
 
 
 def _figures(
-    runs: Mapping[Node, Run], effects: Mapping[Node, tuple[str, ...]], held: _Memory, timed: _DeviceTime | None
+    runs: Mapping[Node, NodeRun], effects: Mapping[Node, tuple[str, ...]], held: _Memory, timed: _DeviceTime | None
 ) -> dict[Node, NodeFigures]:
     found = {}
     for node, run in runs.items():
@@ -366,19 +366,19 @@ class _Memory:
         return max(self.live_bytes.values(), default=self.state_bytes + self.input_bytes)
 
     @classmethod
-    def of(cls, module: nn.Module, runs: Mapping[Node, Run]) -> _Memory:
+    def of(cls, module: nn.Module, runs: Mapping[Node, NodeRun]) -> _Memory:
         """Follow memory through a run, in linear time. Unknown sizes count as zero.
 
         Memory is counted once, however many views share it. Parameters, buffers and inputs are held throughout.
         """
-        within = {node: _memories(run.value) for node, run in runs.items()}
+        within = {node: _storages(run.value) for node, run in runs.items()}
         inputs, resident, sizes = dict[int, int](), set[int](), dict[int, int]()
-        for node, memories in within.items():
-            sizes |= memories
+        for node, storages in within.items():
+            sizes |= storages
             if node.op == "placeholder":
-                inputs |= memories
+                inputs |= storages
             if node.op in ("placeholder", "get_attr"):
-                resident |= memories.keys()
+                resident |= storages.keys()
         state = {memory_of(each): _size(each) for each in (*module.parameters(), *module.buffers())}
         state_bytes, input_bytes = sum(state.values()), sum(inputs.values())
 
@@ -391,7 +391,7 @@ class _Memory:
         return cls(state_bytes=state_bytes, input_bytes=input_bytes, live_bytes=live)
 
 
-def _memories(value: object) -> dict[int, int]:
+def _storages(value: object) -> dict[int, int]:
     """Return the sizes, in bytes, of the storages that the tensors of a value lie in."""
     return {memory_of(each): _size(each) for each in tensors_in(value)}
 

@@ -197,8 +197,8 @@ def _least(runs: Sequence[Work], seconds: float) -> list[float]:
     least_s = [min(_timed(run), _timed(run)) for run in runs]
     order, rounds, end = sorted(range(len(runs)), key=least_s.__getitem__), 0, time.perf_counter() + seconds
     while rounds < _FEWEST_ROUNDS or time.perf_counter() < end:
-        for place in order:
-            least_s[place] = min(least_s[place], _timed(runs[place]))
+        for position in order:
+            least_s[position] = min(least_s[position], _timed(runs[position]))
         rounds += 1
     return least_s
 

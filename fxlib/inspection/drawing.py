@@ -20,7 +20,7 @@ from torch.fx import Node
 from fxlib.capture.coerce import Model
 from fxlib.errors import FxlibError
 from fxlib.inspection.analyzing import Analysis, NodeFigures, analyze, cells, render
-from fxlib.inspection.inputs import Given
+from fxlib.inspection.inputs import GivenInputs
 from fxlib.serialization.files import write_whole
 
 MOST_IN_DOT = 1000
@@ -29,7 +29,7 @@ _TIMEOUT_S = 120
 _CALM, _EFFECT, _UNKNOWN = "#eef3fa", "#f6d9c4", "#dddddd"
 
 
-def draw(drawn: Analysis | Model, path: str | os.PathLike[str], inputs: Given = None) -> None:
+def draw(drawn: Analysis | Model, path: str | os.PathLike[str], inputs: GivenInputs = None) -> None:
     """Write a picture of a graph, with shapes, time, bytes and effects on its nodes. The file is written atomically.
 
     Args:

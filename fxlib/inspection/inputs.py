@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 from fxlib.errors import FxlibError
 from fxlib.runtime.guards.export_guards import GuardedCodeGen, TensorGuard, ValueGuard
 
-Given = Sequence[Any] | Mapping[str, Any] | None
+GivenInputs = Sequence[Any] | Mapping[str, Any] | None
 _HINT = "Pass them as `inputs`, by position or by name (in a shell: --input)."
 
 
-class Inputs:
+class GraphInputs:
     """The arguments of one call of a graph.
 
     Args:
@@ -31,7 +31,7 @@ class Inputs:
         FxlibError: arguments are missing, or the graph does not take them.
     """
 
-    def __init__(self, graph: Graph, given: Given, device: torch.device, *, symbolic: bool) -> None:
+    def __init__(self, graph: Graph, given: GivenInputs, device: torch.device, *, symbolic: bool) -> None:
         self._device = device
         self._placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         guarded = graph._codegen if isinstance(graph._codegen, GuardedCodeGen) else None
@@ -48,17 +48,17 @@ class Inputs:
 
     def stand_ins(self, mode: FakeTensorMode) -> dict[Node, Any]:
         """Return the value of each placeholder, with tensors that have no memory."""
-        return {node: self._stand_in(place, mode) for place, node in enumerate(self._placeholders)}
+        return {node: self._stand_in(position, mode) for position, node in enumerate(self._placeholders)}
 
-    def _stand_in(self, place: int, mode: FakeTensorMode) -> Any:
-        value = self._values[place]
+    def _stand_in(self, position: int, mode: FakeTensorMode) -> Any:
+        value = self._values[position]
         if isinstance(value, TensorGuard):
             with mode:
                 return torch.empty(value.sizes, dtype=value.dtype, device=value.device)  # type: ignore[arg-type]
-        return pytree.tree_map_only(torch.Tensor, lambda each: self._tensor(each, place, mode), value)
+        return pytree.tree_map_only(torch.Tensor, lambda each: self._tensor(each, position, mode), value)
 
-    def _tensor(self, value: torch.Tensor, place: int, mode: FakeTensorMode) -> torch.Tensor:
-        guard = self._guards[place] if place < len(self._guards) else None
+    def _tensor(self, value: torch.Tensor, position: int, mode: FakeTensorMode) -> torch.Tensor:
+        guard = self._guards[position] if position < len(self._guards) else None
         sizes = guard.sizes if isinstance(guard, TensorGuard) else (None,) * value.dim()
         kinds = [DimDynamic.DYNAMIC if self._all or isinstance(size, str) else DimDynamic.STATIC for size in sizes]
         if DimDynamic.DYNAMIC in kinds:

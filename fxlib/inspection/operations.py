@@ -144,8 +144,8 @@ def _read(func: OpOverload[..., Any], given: list[torch.Tensor], fresh: list[tor
 def _written(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     return [
         tensor
-        for place, name in _writes(func)
-        for tensor in tensors_in(args[place] if place < len(args) else kwargs.get(name))
+        for position, name in _writes(func)
+        for tensor in tensors_in(args[position] if position < len(args) else kwargs.get(name))
     ]
 
 
@@ -153,8 +153,8 @@ def _written(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def _writes(func: OpOverload[..., Any]) -> tuple[tuple[int, str], ...]:
     """Yield position and name of each argument that an operator writes, according to its schema."""
     return tuple(
-        (place, argument.name)
-        for place, argument in enumerate(func._schema.arguments)
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 

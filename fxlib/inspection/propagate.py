@@ -44,7 +44,7 @@ from fxlib.spec.profile import Opaque, Profile, Result, TensorShape
 from fxlib.utils.text import location_of
 
 
-class Why(Enum):
+class UnknownReason(Enum):
     """Why a value is unknown: a sentence in which `{}` stands for the detail."""
 
     REMOTE = "neither a contract's returns= nor a profile says what {} returns"
@@ -62,7 +62,7 @@ class Why(Enum):
 class Unknown:
     """Stands for a value that is unknown."""
 
-    why: Why
+    why: UnknownReason
     detail: str
 
     def __str__(self) -> str:
@@ -72,11 +72,11 @@ class Unknown:
 
 _BY_VALUES = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 _UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError)
-_UNKNOWN_IN_PLACE = Unknown(Why.OPAQUE, "an object of the process")
+_UNKNOWN_IN_PLACE = Unknown(UnknownReason.OPAQUE, "an object of the process")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class NodeRun:
     """The run of one node: its value, or why it is unknown, and its operators, in order."""
 
     value: Any
@@ -106,7 +106,7 @@ class Propagation:
         env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env, static_shapes=True)
 
-    def run(self, inputs: Mapping[Node, Any]) -> dict[Node, Run]:
+    def run(self, inputs: Mapping[Node, Any]) -> dict[Node, NodeRun]:
         """Visit all nodes, in time proportional to the number of nodes and edges.
 
         Args:
@@ -116,12 +116,12 @@ class Propagation:
             FxlibError: a node cannot run on such inputs, whatever their values; the message says which node and where.
             ContractError: a contract's `returns` does not accept the arguments of its call.
         """
-        found: dict[Node, Run] = {}
+        found: dict[Node, NodeRun] = {}
         with self._aside(), self.mode, Operations() as operations:
             for node, behaviour in self._behaviours.items():
                 value = inputs[node] if node.op == "placeholder" else self._value(node, behaviour)
                 self._values[node] = value
-                found[node] = Run(value=value, operations=operations.taken())
+                found[node] = NodeRun(value=value, operations=operations.taken())
         return found
 
     @contextmanager
@@ -141,9 +141,9 @@ class Propagation:
             return value
         for given in node.all_input_nodes:
             if isinstance(self._values[given], Unknown):
-                return Unknown(Why.INPUT, given.name)
+                return Unknown(UnknownReason.INPUT, given.name)
         if behaviour.fence not in (None, Reason.MODE_BLOCK):
-            return Unknown(Why.OPAQUE, str(node._pretty_print_target(node.target)))
+            return Unknown(UnknownReason.OPAQUE, str(node._pretty_print_target(node.target)))
         return self._run(node)
 
     def _without_running(self, node: Node, behaviour: Behaviour) -> tuple[bool, Any]:
@@ -167,7 +167,7 @@ class Propagation:
         try:
             return self.mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
         except _UNSUPPORTED as error:
-            return Unknown(Why.UNSUPPORTED, _first_line(error))
+            return Unknown(UnknownReason.UNSUPPORTED, _first_line(error))
 
     @contextmanager
     def _state_aside(self, node: Node) -> Iterator[None]:
@@ -190,9 +190,9 @@ class Propagation:
             with self._state_aside(node):
                 return self._interpreter.run_node(node)
         except _BY_VALUES as error:
-            return Unknown(Why.VALUES, _first_line(error))
+            return Unknown(UnknownReason.VALUES, _first_line(error))
         except _UNSUPPORTED as error:
-            return Unknown(Why.UNSUPPORTED, _first_line(error))
+            return Unknown(UnknownReason.UNSUPPORTED, _first_line(error))
         except Exception as error:
             raise FxlibError(
                 f"cannot run on such inputs: {_first_line(error)}",
@@ -232,7 +232,7 @@ def stand_in(call: Node, values: dict[Node, Any], profile: Profile | None) -> An
     known = None if profile is None else profile.call_by_name.get(call_name(call))
     if known is not None:
         return _made(known.returns)
-    return Unknown(Why.REMOTE, function_name(call))
+    return Unknown(UnknownReason.REMOTE, function_name(call))
 
 
 def _arguments(call: Node) -> tuple[Any, Any]:

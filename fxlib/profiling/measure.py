@@ -17,11 +17,11 @@ from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.resources import contract_of_call, function_name
-from fxlib.profiling.runs import STEPS, WARMUPS, Runs
+from fxlib.profiling.runs import STEPS, WARMUPS, StepRuns
 from fxlib.profiling.samples import (
     NOTEWORTHY,
     CallSample,
-    Forward,
+    ForwardSample,
     PushSample,
     StepSample,
     handling_s,
@@ -73,7 +73,7 @@ def measure(
         FxlibError: the graph holds batches, or a step ran the original's own forward instead of its code.
         Exception: whatever a step raises.
     """
-    runs = Runs(module, step, calibrates=calibrates and not any(is_issue(node) for node in module.graph.nodes))
+    runs = StepRuns(module, step, calibrates=calibrates and not any(is_issue(node) for node in module.graph.nodes))
     runs.run(steps, warmups)
     notes: list[str] = []
     calls = _calls_of(undisturbed(runs.whole)[0], undisturbed(runs.local)[0], notes)
@@ -94,7 +94,7 @@ def contract_of(call: Node, contracts: Mapping[str, Contract]) -> Contract | Non
     return contract_of_call(call) or contracts.get(function_name(call))
 
 
-def _with_local_work(found: Profile, runs: Runs) -> Profile:
+def _with_local_work(found: Profile, runs: StepRuns) -> Profile:
     """Add the local work of the step, taken from the steps that made no call, if there are any."""
     local, others = undisturbed(runs.local or runs.whole)
     whole, _ = undisturbed(runs.whole)
@@ -118,7 +118,7 @@ def _is_carried(found: Profile) -> bool:
     return any(each.requires_grad for each in returned if isinstance(each, TensorShape))
 
 
-def _calibrated(found: Profile, runs: Runs) -> Profile:
+def _calibrated(found: Profile, runs: StepRuns) -> Profile:
     """Add the cost of waiting in calls to the local work that follows, and the least local work that was measured."""
     if not runs.calibrates or any(len(sample.forwards) != 1 for sample in runs.whole):
         return found
@@ -172,7 +172,7 @@ def _servers(
         yield probe(name, reached, read, recorded=recorded)
 
 
-def _reads(runs: Runs, contracts: Mapping[str, Contract]) -> dict[str, Read]:
+def _reads(runs: StepRuns, contracts: Mapping[str, Contract]) -> dict[str, Read]:
     """Return the calls that may be repeated, with their last arguments."""
     found: dict[str, Read] = {}
     for name, sample in runs.whole[-1].forwards[-1].calls.items():
@@ -202,7 +202,7 @@ def _is_worker(name: str) -> bool:
     return True
 
 
-def _nodes_of(forwards: Sequence[Forward]) -> tuple[NodeProfile, ...]:
+def _nodes_of(forwards: Sequence[ForwardSample]) -> tuple[NodeProfile, ...]:
     """Return the local work of each node: its median, scaled so that all of them add up to the median of the whole."""
     seconds = {name: median(each.seconds[name] for each in forwards) for name in forwards[-1].seconds}
     whole_s = median(sum(each.seconds.values()) for each in forwards)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.errors import FxlibError
-from fxlib.profiling.samples import Forward, PushSample, StepSample
+from fxlib.profiling.samples import ForwardSample, PushSample, StepSample
 from fxlib.profiling.single_call import message_bytes, timed, value_bytes
 from fxlib.runtime import ops
 from fxlib.runtime.ops.batches import is_batch
@@ -68,7 +68,7 @@ _LOCAL_STEPS = 3
 _PARTS = ("loss", "backward", "push")
 
 
-class Runs:
+class StepRuns:
     """Steps of a module, and their samples.
 
     Args:
@@ -204,7 +204,7 @@ class Instrumented:
                 where=f"node {batch.name}",
                 hint="Profile the module as captured, not a rewritten one.",
             )
-        self.forwards: list[Forward] = []
+        self.forwards: list[ForwardSample] = []
         self.made: dict[str, tuple[Any, ...]] = {}
         self.replays = False
         self._kept: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class Instrumented:
 
     def __call__(self, module: GraphModule, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
-        self.forwards.append(Forward())
+        self.forwards.append(ForwardSample())
         start = self._clock.start(self.forwards[-1])
         cpu_s = time.thread_time()
         result = self._code(module, *args, **kwargs)
@@ -227,7 +227,7 @@ class Instrumented:
         """Start counting the arrival of gradients."""
         self._backward_from = time.perf_counter()
 
-    def _forward(self) -> Forward:
+    def _forward(self) -> ForwardSample:
         return self.forwards[-1]
 
     def _graph_of(self, module: GraphModule) -> Graph:
@@ -316,12 +316,12 @@ class _Clock:
 
     def __init__(self) -> None:
         self._last = self._last_cpu = 0.0
-        self._forward = Forward()
+        self._forward = ForwardSample()
         self.reset, self.tick = self._functions()
         self._own_s = self._own_cpu_s = 0.0
         self._own_s, self._own_cpu_s = self._calibrated()
 
-    def start(self, forward: Forward) -> float:
+    def start(self, forward: ForwardSample) -> float:
         """Record what follows in `forward`, and return the time."""
         self._forward, self._last, self._last_cpu = forward, time.perf_counter(), time.thread_time()
         return self._last
@@ -343,7 +343,7 @@ class _Clock:
 
     def _calibrated(self) -> tuple[float, float]:
         """Return the seconds that the clock itself adds to each reading, in wall-clock and in processor time."""
-        self.start(forward := Forward())
+        self.start(forward := ForwardSample())
         for each in range(_CALIBRATION):
             self.tick(str(each), None)
         middle = _CALIBRATION // 2

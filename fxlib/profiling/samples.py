@@ -53,7 +53,7 @@ class PushSample:
 
 
 @dataclass(slots=True, kw_only=True)
-class Forward:
+class ForwardSample:
     """One run of the module's code."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Forward:
 class StepSample:
     """The measurements of one step."""
 
-    forwards: tuple[Forward, ...]
+    forwards: tuple[ForwardSample, ...]
     step_s: float
     spans_s: Mapping[str, float]
     """Seconds of each part of the step, by the kind of its span: "loss", "backward", "push"."""
@@ -115,7 +115,7 @@ def undisturbed(steps: Sequence[StepSample]) -> tuple[list[StepSample], float]:
     kept_s = sum(map(sum, columns.values())) + sum(map(sum, phases.values())) + sum(rest)
     made, at = list[StepSample](), 0
     for number, step in enumerate(steps):
-        own, backward_s = list[Forward](), step.spans_s["backward"]
+        own, backward_s = list[ForwardSample](), step.spans_s["backward"]
         quicker = phases["backward"][number] / backward_s if backward_s else 1.0
         for forward in step.forwards:
             seconds = {name: column[at] for name, column in columns.items()}

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from fxlib.profiling.samples import CallSample, Forward
+from fxlib.profiling.samples import CallSample, ForwardSample
 from fxlib.runtime.ops.calls import is_call, is_wait, kind_of
 from fxlib.runtime.ops.record import call_name, reached
 from fxlib.runtime.tracking.autograd_node import as_it_is
@@ -25,7 +25,7 @@ _MAX_TEXT = 1_000
 """Maximum number of characters of a string that is kept unchanged."""
 
 
-def timed(node: Node, forward: Callable[[], Forward], made: dict[str, tuple[Any, ...]]) -> Callable[..., Any]:
+def timed(node: Node, forward: Callable[[], ForwardSample], made: dict[str, tuple[Any, ...]]) -> Callable[..., Any]:
     """Return a function that replaces the operator of a call, an issue or a wait, and records its times in `forward()`.
 
     It also records in `made` the arguments with which each call was last made.

@@ -43,7 +43,7 @@ def amount(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FieldRule:
     """The conversion of one field.
 
     Attributes:
@@ -90,7 +90,7 @@ class Converter(Generic[D, M]):
         *,
         text: Callable[[str], str] | None = plain,
         number: Callable[[float], float] | None = amount,
-        rules: Mapping[str, Rule] | None = None,
+        rules: Mapping[str, FieldRule] | None = None,
         left_out: Collection[str] = (),
         write_more: Callable[[D], Mapping[str, Any]] | None = None,
         read_more: Callable[[M], Mapping[str, Any]] | None = None,
@@ -128,7 +128,7 @@ class Converter(Generic[D, M]):
         try:
             return self._write(value)
         except Fault:
-            _blame(self._writes, value)
+            _raise_located(self._writes, value)
             raise
 
     def read(self, proto: M) -> D:
@@ -140,7 +140,7 @@ class Converter(Generic[D, M]):
         try:
             return self._read(proto)
         except Fault:
-            _blame(self._reads, proto)
+            _raise_located(self._reads, proto)
             raise
 
     def read_at(self, where: str, proto: M) -> D:
@@ -166,14 +166,14 @@ class Converter(Generic[D, M]):
             raise fault.at(where) from None
 
     @property
-    def one(self) -> Rule:
+    def one(self) -> FieldRule:
         """The rule of a field that holds such a message."""
-        return Rule(self.write, self.read, fast_write=self._write, fast_read=self._read)
+        return FieldRule(self.write, self.read, fast_write=self._write, fast_read=self._read)
 
     @property
-    def many(self) -> Rule:
+    def many(self) -> FieldRule:
         """The rule of a field that holds several such messages."""
-        return Rule(
+        return FieldRule(
             each_by(self.write), each_by(self.read), fast_write=_all_by(self._write), fast_read=_all_by(self._read)
         )
 
@@ -189,7 +189,7 @@ def _lambda(source: str, names: dict[str, object]) -> Callable[[Any], Any]:
     return made
 
 
-def _blame(steps: Mapping[str, Callable[[Any], Any]], value: object) -> None:
+def _raise_located(steps: Mapping[str, Callable[[Any], Any]], value: object) -> None:
     """Raise the fault again, with the part in which it lies."""
     for part, step in steps.items():
         try:
@@ -207,7 +207,7 @@ def each_by(convert: Callable[[Any], T]) -> Callable[[Iterable[Any]], tuple[T, .
             return tuple([convert(each) for each in values])
         except Fault:
             for index, each in enumerate(values):
-                _blame({f"[{index}]": convert}, each)
+                _raise_located({f"[{index}]": convert}, each)
             raise
 
     return convert_all
@@ -217,7 +217,9 @@ def _all_by(convert: Callable[[Any], T]) -> Callable[[Iterable[Any]], tuple[T, .
     return lambda values: tuple([convert(each) for each in values])
 
 
-def _copied(field: FieldDescriptor, text: Callable[[str], str] | None, number: Callable[[float], float] | None) -> Rule:
+def _copied(
+    field: FieldDescriptor, text: Callable[[str], str] | None, number: Callable[[float], float] | None
+) -> FieldRule:
     """Return the rule of a field without one of its own.
 
     Raises:
@@ -225,13 +227,13 @@ def _copied(field: FieldDescriptor, text: Callable[[str], str] | None, number: C
     """
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = (_scalar(each, text, number) or _same for each in field.message_type.fields)
-        return Rule(read=lambda entries: {key(name): value(each) for name, each in entries.items()})
+        return FieldRule(read=lambda entries: {key(name): value(each) for name, each in entries.items()})
     if field.cpp_type == _MESSAGE:
         raise TypeError(f"{field.full_name} holds a message, and has no rule")
     scalar = _scalar(field, text, number)
     if field.is_repeated:
-        return Rule(read=tuple if scalar is None else each_by(scalar))
-    return Rule(read=scalar)
+        return FieldRule(read=tuple if scalar is None else each_by(scalar))
+    return FieldRule(read=scalar)
 
 
 def _scalar(
@@ -273,9 +275,9 @@ class Bijection(Generic[W, N]):
             raise Fault(f"{number} has no meaning") from None
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> FieldRule:
         """The rule of a field that holds such a number."""
-        return Rule(self.there, self.back)
+        return FieldRule(self.there, self.back)
 
 
 def dtype_to_text(dtype: torch.dtype) -> str:
@@ -295,7 +297,7 @@ def dtype_from_text(name: str) -> torch.dtype:
         raise Fault(f"no dtype is called {name!r}") from None
 
 
-DTYPE = Rule(dtype_to_text, dtype_from_text)
+DTYPE = FieldRule(dtype_to_text, dtype_from_text)
 """The rule of a field that holds the name of a dtype."""
 
 

@@ -7,9 +7,9 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fxlib.protocol.converter import Bijection, Converter, Rule, finite
+from fxlib.protocol.converter import Bijection, Converter, FieldRule, finite
 from fxlib.protocol.report import GAIN, blob_from_proto, report_from_proto, report_to_proto, variant_graphs_of
-from fxlib.spec.job import Event, Failure, Job, State
+from fxlib.spec.job import Event, Job, JobFailure, State
 from fxlib.spec.report import LiveFigures
 from fxlib.v1 import jobs_pb2
 from fxlib.wire.faults import Fault
@@ -111,9 +111,9 @@ def _answer_of(proto: jobs_pb2.Job) -> dict[str, object]:
     }
 
 
-_TIME = Rule(_to_timestamp, _from_timestamp)
+_TIME = FieldRule(_to_timestamp, _from_timestamp)
 _LIVE = Converter(LiveFigures, jobs_pb2.LiveFigures, rules={"at": _TIME, "gain": GAIN})
-FAILURE = Converter(Failure, jobs_pb2.JobFailure).one
+FAILURE = Converter(JobFailure, jobs_pb2.JobFailure).one
 """The rule of a field that holds why a job has no answer."""
 
 _JOB = Converter(
@@ -137,6 +137,6 @@ _EVENT = Converter(
     rules={
         "at": _TIME,
         "state": STATE,
-        "progress": Rule(read=lambda progress: None if progress < 0 else finite(progress), unknown=-1.0),
+        "progress": FieldRule(read=lambda progress: None if progress < 0 else finite(progress), unknown=-1.0),
     },
 )

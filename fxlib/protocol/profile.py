@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 
-from fxlib.protocol.converter import DTYPE, Converter, D, M, Rule, amount, each_by
+from fxlib.protocol.converter import DTYPE, Converter, D, FieldRule, M, amount, each_by
 from fxlib.protocol.values import read_value, write_value
 from fxlib.spec.profile import (
     MIN_BYTES_PER_S,
@@ -84,7 +84,7 @@ def _read_returned(proto: profile_pb2.Returned, depth: int = 0) -> Result:
             raise Fault("of an unknown kind")
 
 
-RETURNED = Rule(_write_returned, _read_returned)
+RETURNED = FieldRule(_write_returned, _read_returned)
 """The rule of a field that holds what a call returned."""
 
 _TENSOR = Converter(TensorShape, profile_pb2.TensorShape, text=None, rules={"dtype": DTYPE})
@@ -211,7 +211,7 @@ def _notes(notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(plain(_text(each)) for each in notes)
 
 
-def _different(converter: Converter[D, M], limit: int, name: Callable[[D], str]) -> Rule:
+def _different(converter: Converter[D, M], limit: int, name: Callable[[D], str]) -> FieldRule:
     """Return the rule of a field that holds several values, no two with the same name."""
 
     def read(messages: Sequence[M]) -> tuple[D, ...]:
@@ -221,12 +221,12 @@ def _different(converter: Converter[D, M], limit: int, name: Callable[[D], str])
             raise Fault("two of them have one name")
         return values
 
-    return Rule(converter.many.write, read)
+    return FieldRule(converter.many.write, read)
 
 
-_SIZE = Rule(read=_size)
+_SIZE = FieldRule(read=_size)
 _SPREAD = Converter(
-    Spread, profile_pb2.Spread, rules={"quantiles": Rule(read=_quantiles), "count": Rule(read=_at_least_one)}
+    Spread, profile_pb2.Spread, rules={"quantiles": FieldRule(read=_quantiles), "count": FieldRule(read=_at_least_one)}
 )
 _PUSH = Converter(
     Push,
@@ -254,7 +254,7 @@ _SERVER = Converter(
     profile_pb2.ServerProfile,
     text=_text,
     number=_time,
-    rules={"concurrency": Rule(read=_concurrency), "bytes_per_s": Rule(read=_rate)},
+    rules={"concurrency": FieldRule(read=_concurrency), "bytes_per_s": FieldRule(read=_rate)},
 )
 _PROFILE = Converter(
     Profile,
@@ -265,8 +265,8 @@ _PROFILE = Converter(
         "calls": _different(_CALL, MAX_CALLS, lambda each: each.call),
         "nodes": _different(_NODE, MAX_NODES, lambda each: each.node),
         "servers": _different(_SERVER, MAX_SERVERS, lambda each: each.name),
-        "least_share": Rule(read=_share),
+        "least_share": FieldRule(read=_share),
         "steps": _SIZE,
-        "notes": Rule(read=_notes),
+        "notes": FieldRule(read=_notes),
     },
 )

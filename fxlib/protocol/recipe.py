@@ -25,15 +25,15 @@ from fxlib.recipes import recipes
 from fxlib.recipes.alternatives import AUTO, candidates
 from fxlib.recipes.recipes import RECIPES, Recipe
 from fxlib.rules import Rule
-from fxlib.rules.snippet import MAX_NODES
+from fxlib.rules.snippet import MAX_SNIPPET_NODES
 from fxlib.runtime.backends import BACKENDS
 from fxlib.v1 import graph_pb2, jobs_pb2
 
-RULES = "rules"
+RULES_OPTION = "rules"
 """The option that holds rewrite rules, which are not plain values."""
 
-Step: TypeAlias = str | tuple[str, Mapping[str, object]] | GraphPass
-RecipeLike: TypeAlias = "str | recipes.Recipe | Sequence[Step]"
+PassLike: TypeAlias = str | tuple[str, Mapping[str, object]] | GraphPass
+RecipeLike: TypeAlias = "str | recipes.Recipe | Sequence[PassLike]"
 
 
 def recipe_to_proto(recipe: RecipeLike) -> jobs_pb2.Recipe:
@@ -86,7 +86,7 @@ def steps_of(recipe: RecipeLike) -> tuple[GraphPass, ...]:
         return ()
 
 
-def _step_to_proto(step: Step) -> jobs_pb2.PassSpec:
+def _step_to_proto(step: PassLike) -> jobs_pb2.PassSpec:
     if isinstance(step, str):
         return jobs_pb2.PassSpec(name=step)
     if isinstance(step, GraphPass):
@@ -95,7 +95,7 @@ def _step_to_proto(step: Step) -> jobs_pb2.PassSpec:
         name, options = step[0], dict(step[1])
     proto = jobs_pb2.PassSpec(name=name)
     for option, value in options.items():
-        if option == RULES and _are_rules(value):
+        if option == RULES_OPTION and _are_rules(value):
             proto.rules.extend(map(rule_to_proto, value))
             continue
         proto.options[option].CopyFrom(value_to_proto(value, f"{name}.{option}"))
@@ -114,11 +114,13 @@ def _options(step: jobs_pb2.PassSpec) -> dict[str, object]:
         WireError: an option holds no valid value.
     """
     options = {name: value_from_proto(value, f"{step.name}.{name}") for name, value in sorted(step.options.items())}
-    return options | ({RULES: rules_from_proto(step.rules, f"{step.name}.{RULES}")} if step.rules else {})
+    return options | ({RULES_OPTION: rules_from_proto(step.rules, f"{step.name}.{RULES_OPTION}")} if step.rules else {})
 
 
 _MAX_RULES = 256
-_LIMITS = wire.Limits(graph_bytes=1 << 20, nodes=MAX_NODES, steps=2 * MAX_NODES, modules=8, weights_bytes=0)
+_LIMITS = wire.Limits(
+    graph_bytes=1 << 20, nodes=MAX_SNIPPET_NODES, steps=2 * MAX_SNIPPET_NODES, modules=8, weights_bytes=0
+)
 
 
 def rule_to_proto(rule: Rule) -> jobs_pb2.Rule:
@@ -148,7 +150,7 @@ def rules_from_proto(protos: Sequence[jobs_pb2.Rule], where: str) -> tuple[Rule,
     """
     if len(protos) > _MAX_RULES:
         raise LimitError(f"{len(protos)} rules, and there may be {_MAX_RULES}", where=where)
-    return tuple(_rule(each, f"{where}[{place}]") for place, each in enumerate(protos))
+    return tuple(_rule(each, f"{where}[{index}]") for index, each in enumerate(protos))
 
 
 def _rule(proto: jobs_pb2.Rule, where: str) -> Rule:

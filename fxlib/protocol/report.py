@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import get_args
 
 from fxlib.errors import WireError
-from fxlib.protocol.converter import Bijection, Converter, Rule, each_by, finite
+from fxlib.protocol.converter import Bijection, Converter, FieldRule, each_by, finite
 from fxlib.reasons import Declined, Reason
 from fxlib.spec.job import Blob, TrialOptions
 from fxlib.spec.report import (
-    MAX_STEPS,
+    MAX_TIMELINE_STEPS,
     Action,
     CallReport,
     CandidateReport,
@@ -123,7 +123,7 @@ def _action(text: str) -> Action:
 
 
 def _steps(count: int) -> int:
-    if not 0 <= count <= MAX_STEPS:
+    if not 0 <= count <= MAX_TIMELINE_STEPS:
         raise Fault(f"{count} is not a number of steps")
     return count or 1
 
@@ -186,12 +186,12 @@ _TOO_MUCH = f"... left out: the diffs of this answer have more than {_DIFFS_CHAR
 
 _ESTIMATE = Converter(Estimate, jobs_pb2.Estimate)
 _BLOB = Converter(Blob, graph_pb2.BlobRef, text=None)
-GAIN = Rule(_ESTIMATE.write, _gain)
+GAIN = FieldRule(_ESTIMATE.write, _gain)
 """The rule of a field that holds a gain."""
 _CALL = Converter(
     CallReport,
     jobs_pb2.CallReport,
-    rules={"action": Rule(read=_action)},
+    rules={"action": FieldRule(read=_action)},
     left_out=(
         "reason_code",
         "reason",
@@ -213,12 +213,14 @@ _DECLINED = Converter(
     write_more=_why_to_proto,
     read_more=_why_from_proto,
 )
-_PASS = Converter(PassReport, jobs_pb2.PassReport, rules={"declined": _DECLINED.many, "diff": Rule(read=plain_lines)})
+_PASS = Converter(
+    PassReport, jobs_pb2.PassReport, rules={"declined": _DECLINED.many, "diff": FieldRule(read=plain_lines)}
+)
 _CANDIDATE = Converter(CandidateReport, jobs_pb2.Candidate, rules={"gain": GAIN})
 _PART = Converter(CompiledPart, jobs_pb2.CompiledPart)
-_UNDECLARED = Converter(Undeclared, jobs_pb2.Undeclared, number=finite, rules={"functions": Rule(read=_functions)})
+_UNDECLARED = Converter(Undeclared, jobs_pb2.Undeclared, number=finite, rules={"functions": FieldRule(read=_functions)})
 _SPAN = Converter(Span, jobs_pb2.Span, number=finite)
-_TIMELINE = Converter(Timeline, jobs_pb2.Timeline, rules={"spans": _SPAN.many, "steps": Rule(read=_steps)})
+_TIMELINE = Converter(Timeline, jobs_pb2.Timeline, rules={"spans": _SPAN.many, "steps": FieldRule(read=_steps)})
 _REPORT = Converter(
     Report,
     jobs_pb2.JobResult,
@@ -228,7 +230,7 @@ _REPORT = Converter(
         "qps_optimized": _ESTIMATE.one,
         "gain": GAIN,
         "calls": _CALL.many,
-        "passes": Rule(_passes_to_proto, each_by(_PASS.read)),
+        "passes": FieldRule(_passes_to_proto, each_by(_PASS.read)),
         "timeline_original": _TIMELINE.one,
         "timeline_optimized": _TIMELINE.one,
         "timeline_bound": _TIMELINE.one,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2
-from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.check_values import Position, check_value
 from fxlib.wire.declarations import check_contract, read_contract, write_contract
 from fxlib.wire.faults import DEFAULT, Fault
 from fxlib.wire.values import ValueReader, ValueWriter
@@ -51,7 +51,7 @@ def read_value(proto: graph_pb2.Value) -> object:
     Raises:
         Fault: the message holds no value.
     """
-    check_value(proto, Place(limits=DEFAULT))
+    check_value(proto, Position(limits=DEFAULT))
     return ValueReader().read(proto)
 
 

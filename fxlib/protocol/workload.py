@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from fxlib import wire
 from fxlib.errors import LimitError, WireError, WorkloadError
-from fxlib.protocol.converter import DTYPE, Bijection, Converter, Rule, finite
+from fxlib.protocol.converter import DTYPE, Bijection, Converter, FieldRule, finite
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
 from fxlib.spec.calibration import LayerRange
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
@@ -27,7 +27,7 @@ from fxlib.spec.job import TrialOptions
 from fxlib.spec.workload import Assume, Dense, Mode, Optimizer, RemoteObject, Server, Table, Workload
 from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
 from fxlib.wire.faults import Fault
-from fxlib.wire.structures import read_nest, write_nest
+from fxlib.wire.structures import read_nested, write_nested
 
 _MODES = Bijection[Mode, "workload_pb2.StepMode"](
     {
@@ -48,8 +48,8 @@ _SERVER = Converter(
     rules={
         "tables": _TABLE.many,
         "dense": _DENSE.many,
-        "setup": Rule(read=lambda setup: setup or None),
-        "service_time_per": Rule(read=lambda per: per or "item"),
+        "setup": FieldRule(read=lambda setup: setup or None),
+        "service_time_per": FieldRule(read=lambda per: per or "item"),
     },
 )
 
@@ -157,10 +157,10 @@ def _batches_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]
         case "description":
             return spec_from_proto(proto.description)
         case "batches":
-            places = [f"Workload.batches[{index}]" for index in range(len(proto.batches.batches))]
+            locations = [f"Workload.batches[{index}]" for index in range(len(proto.batches.batches))]
             return [
                 batch_from_bytes(_blob(ref, blobs, where), where)
-                for ref, where in zip(proto.batches.batches, places, strict=True)
+                for ref, where in zip(proto.batches.batches, locations, strict=True)
             ]
         case _:
             raise WireError("neither batches nor their description", where="Workload.inputs")
@@ -252,7 +252,7 @@ def batch_to_bytes(batch: Batch) -> bytes:
     named, metadata = batch.named, None
     if not _is_flat(batch.inputs, batch.kwargs, torch.Tensor):
         structure = graph_pb2.Value()
-        found = write_nest(structure, (batch.inputs, dict(batch.kwargs)), "Workload.batches")
+        found = write_nested(structure, (batch.inputs, dict(batch.kwargs)), "Workload.batches")
         named = {str(index): tensor for index, tensor in enumerate(found)}
         named |= {} if batch.target is None else {"target": batch.target}
         metadata = {_STRUCTURE: structure.SerializeToString(deterministic=True).hex()}
@@ -298,8 +298,8 @@ def spec_to_proto(spec: BatchSpec) -> workload_pb2.BatchSpec:
         for name, each in spec.kwargs.items():
             proto.kwargs[name].CopyFrom(_TENSORS.write(each))
     else:
-        nest = (spec.inputs, dict(spec.kwargs))
-        found = write_nest(proto.nested.structure, nest, "Workload.description")
+        nested = (spec.inputs, dict(spec.kwargs))
+        found = write_nested(proto.nested.structure, nested, "Workload.description")
         proto.nested.tensors.extend(map(_TENSORS.write, found))
     if spec.target is not None:
         proto.target.CopyFrom(_TENSORS.write(spec.target))
@@ -351,7 +351,7 @@ def _structure_in(data: bytes) -> graph_pb2.Value | None:
 def _read_nested(
     structure: graph_pb2.Value, tensors: Sequence[object], where: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    match read_nest(structure, tensors, where):
+    match read_nested(structure, tensors, where):
         case (tuple() as inputs, dict() as kwargs) if all(isinstance(name, str) for name in kwargs):
             return inputs, kwargs
     raise WireError("the inputs are not a tuple, and a dict by name", where=where)

@@ -108,5 +108,5 @@ def _keep_busy(server: ServerProfile, calls: list[CallProfile]) -> int:
     """
     takes_s = median(call.service_s.median for call in calls)
     carried_s = median(max(call.request_bytes, call.response_bytes) for call in calls) / server.bytes_per_s
-    apart_s = max(takes_s / server.concurrency, carried_s)
-    return max(1, math.ceil(takes_s / apart_s)) if apart_s > 0.0 else 1
+    answer_s = max(takes_s / server.concurrency, carried_s)
+    return max(1, math.ceil(takes_s / answer_s)) if answer_s > 0.0 else 1

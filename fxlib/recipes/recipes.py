@@ -37,7 +37,7 @@ from fxlib.passes import (
 from fxlib.passes.infra.annotate import annotate
 from fxlib.passes.infra.base import Context, Invariants, Preserves
 from fxlib.passes.infra.diff import code_of, diff_of
-from fxlib.passes.infra.edit import differs, draft_of
+from fxlib.passes.infra.edit import differs, working_copy
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.guards.folded_weights import relies_on_weights
@@ -228,7 +228,7 @@ def apply(
 def _rewrite(module: GraphModule, recipe: Recipe, request: PlanningRequest, *, diffs: bool) -> Rewrite:
     bound = request.max_relative_error
     context = Context(module, profile=request.profile, workload=request.workload, max_relative_error=bound)
-    working = draft_of(module)
+    working = working_copy(module)
     assumptions = annotate(working.graph, request.contracts, request.assume)
     reports: list[PassReport] = []
     calls: dict[str, CallReport] = {each.node: each for each in _unscheduled(working.graph)}
@@ -373,12 +373,12 @@ def _options(step: GraphPass) -> str:
     return "".join(f" {each.name}={getattr(step, each.name)!r}" for each in fields(step))
 
 
-def _finished(draft: GraphModule, given: GraphModule) -> CapturedModule:
+def _finished(working: GraphModule, given: GraphModule) -> CapturedModule:
     """Generate the code, once, and check the graph.
 
     A graph that holds values computed from weights falls back to the given module, if that has no original.
     """
-    captured = isinstance(given, CapturedModule) or not relies_on_weights(draft.graph)
-    module = CapturedModule(draft, draft.graph, original=None if captured else given)
+    captured = isinstance(given, CapturedModule) or not relies_on_weights(working.graph)
+    module = CapturedModule(working, working.graph, original=None if captured else given)
     module.graph.lint()
     return module

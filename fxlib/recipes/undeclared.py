@@ -2,8 +2,8 @@
 
 A call without a contract keeps its order with every other effect. Here the program is planned again with one function
 at a time assumed to read state and change none, and once with all of them, and the cost model compares the step of each
-plan with that of the present plan. This takes one plan per function, for at most `MOST` functions, those with the most
-calls.
+plan with that of the present plan. This takes one plan per function, for at most `MAX_FUNCTIONS` functions, those with
+the most calls.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fxlib.analysis.cost.simulate import predict
 from fxlib.analysis.effects.resources import contract_of_call, function_name, methods_sent, takes_contract
 from fxlib.analysis.scheduling.explain_blocked import remedy_for
 from fxlib.passes import OverlapCalls
-from fxlib.passes.infra.edit import draft_of
+from fxlib.passes.infra.edit import working_copy
 from fxlib.recipes.recipes import PlanningRequest, Recipe, get
 from fxlib.spec.contract import Contract
 from fxlib.spec.report import Undeclared
 
-MOST: Final = 6
+MAX_FUNCTIONS: Final = 6
 _SECONDS: Final = 10.0
 """Seconds after which no further plan is begun."""
 _READS: Final = Contract(reads=frozenset({"*"}))
@@ -53,7 +53,7 @@ def undeclared(
             calls[_declared_as(node)].append(node)
     if request.assume or not calls or not any(isinstance(step, OverlapCalls) for step in recipe.passes):
         return ()
-    begun, most = time.monotonic(), sorted(calls, key=lambda name: -len(calls[name]))[:MOST]
+    begun, most = time.monotonic(), sorted(calls, key=lambda name: -len(calls[name]))[:MAX_FUNCTIONS]
 
     def step_s(functions: Iterable[str]) -> float:
         reading = {node.name for each in functions for node in calls[each]}
@@ -84,10 +84,10 @@ def _declared_as(call: Node) -> str:
 
 
 def _declaring(module: GraphModule, known: Mapping[str, Contract], reading: set[str]) -> GraphModule:
-    draft = draft_of(module)
-    for node in draft.graph.nodes:
+    working = working_copy(module)
+    for node in working.graph.nodes:
         if takes_contract(node) and contract_of_call(node) is None:
             contract = _READS if node.name in reading else known.get(function_name(node))
             if contract is not None:
                 node.meta["contract"] = contract
-    return draft
+    return working

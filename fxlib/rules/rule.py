@@ -65,13 +65,13 @@ class Rule:
         where = f"rule {name!r}"
         if isinstance(self.guard, str):
             _guard_named(self.guard, where)
-        seeks = Snippet.of(self.pattern, f"{where}, pattern{_place_of(self.pattern)}")
-        gives = Snippet.of(self.replacement, f"{where}, replacement{_place_of(self.replacement)}")
+        seeks = Snippet.of(self.pattern, f"{where}, pattern{_location_of(self.pattern)}")
+        gives = Snippet.of(self.replacement, f"{where}, replacement{_location_of(self.replacement)}")
         object.__setattr__(self, "seeks", seeks)
         object.__setattr__(self, "gives", gives)
-        object.__setattr__(self, "forms", _forms(seeks, f"{where}, pattern{_place_of(self.pattern)}"))
-        _check_pattern(seeks, f"{where}, pattern{_place_of(self.pattern)}")
-        _check_agreement(seeks, gives, f"{where}{_place_of(self.replacement)}")
+        object.__setattr__(self, "forms", _forms(seeks, f"{where}, pattern{_location_of(self.pattern)}"))
+        _check_pattern(seeks, f"{where}, pattern{_location_of(self.pattern)}")
+        _check_agreement(seeks, gives, f"{where}{_location_of(self.replacement)}")
 
     @property
     def anchor(self) -> Node:
@@ -93,7 +93,7 @@ def _name_of(program: object) -> str:
     return str(getattr(program, "__name__", type(program).__name__))
 
 
-def _place_of(program: object) -> str:
+def _location_of(program: object) -> str:
     code = getattr(program, "__code__", None)
     return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
@@ -127,14 +127,14 @@ def _check_pattern(pattern: Snippet, where: str) -> None:
         raise PassError("returns an input, which it does not compute", where=where, hint="Return computed values.")
     if len(set(pattern.outputs)) < len(pattern.outputs):
         raise PassError("returns one value twice", where=where)
-    if apart := _apart(pattern):
+    if unconnected := _unconnected(pattern):
         hint = "Write a rule for each part."
         raise PassError(
-            f"consists of parts that have no value in common: {apart.name!r} and the end", where=where, hint=hint
+            f"consists of parts that have no value in common: {unconnected.name!r} and the end", where=where, hint=hint
         )
 
 
-def _apart(pattern: Snippet) -> Node | None:
+def _unconnected(pattern: Snippet) -> Node | None:
     """Return a node that no path of shared values connects with the last one; None if the pattern is connected."""
     reached: set[Node] = set()
     open_ends = [pattern.nodes[-1]]

@@ -16,7 +16,7 @@ from fxlib.analysis.operators.arguments import nodes_in
 from fxlib.analysis.operators.canonical import as_function, form_of
 from fxlib.errors import PassError
 
-MAX_NODES = 256
+MAX_SNIPPET_NODES = 256
 """Maximum number of nodes in one snippet; patterns are searched for at every node of a program."""
 
 
@@ -76,8 +76,8 @@ def _traced(function: Callable[..., Any], where: str) -> GraphModule:
 
 
 def _checked(module: GraphModule, where: str) -> Snippet:
-    if len(module.graph.nodes) > MAX_NODES:
-        raise PassError(f"has {len(module.graph.nodes)} nodes, and may have {MAX_NODES}", where=where)
+    if len(module.graph.nodes) > MAX_SNIPPET_NODES:
+        raise PassError(f"has {len(module.graph.nodes)} nodes, and may have {MAX_SNIPPET_NODES}", where=where)
     if any(node.op == "placeholder" and str(node.target).startswith("*") for node in module.graph.nodes):
         raise PassError("takes a variable number of inputs", where=where, hint="Name each of them.")
     if not any(node.op == "output" for node in module.graph.nodes):

@@ -82,11 +82,11 @@ class Contract:
             )
         if self.commutes and not self.writes:
             raise ContractError("commutes= applies to writes, and none are declared", hint="Name them with writes=.")
-        for option, argument, place in (("part", self.part, self.part_at), ("keys", self.keys, self.keys_at)):
+        for option, argument, position in (("part", self.part, self.part_at), ("keys", self.keys, self.keys_at)):
             if argument is not None and not argument.isidentifier():
                 raise ContractError(f"{option}= names an argument, and {argument!r} is not a name")
-            if place is not None and (argument is None or place < 0):
-                raise ContractError(f"{option}_at={place} is no place of an argument that {option}= names")
+            if position is not None and (argument is None or position < 0):
+                raise ContractError(f"{option}_at={position} is not the position of an argument that {option}= names")
         self._check_keys()
         if self.gradient is not None and self.structure is not None:
             raise ContractError(
@@ -145,8 +145,8 @@ class Contract:
         return None if self.keys is None else _argument(self.keys, self.keys_at, args, kwargs)
 
 
-def _argument(name: str, place: int | None, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    return args[place] if place is not None and place < len(args) else kwargs.get(name)
+def _argument(name: str, position: int | None, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    return args[position] if position is not None and position < len(args) else kwargs.get(name)
 
 
 PURE = Contract(pure=True)
@@ -202,7 +202,7 @@ def remote(
 
     def mark(function: F) -> F:
         target = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
-        part_at, keys_at = _place(target, "part", part), _place(target, "keys", keys)
+        part_at, keys_at = _position(target, "part", part), _position(target, "keys", keys)
         setattr(target, _ATTRIBUTE, replace(contract, part_at=part_at, keys_at=keys_at))
         _DECLARED[f"{target.__module__}:{target.__qualname__}"] = target
         return function
@@ -210,14 +210,14 @@ def remote(
     return mark
 
 
-def _place(function: Callable[..., object], option: str, name: str | None) -> int | None:
+def _position(function: Callable[..., object], option: str, name: str | None) -> int | None:
     """Return the position of an argument among the positional ones; None if it is keyword-only."""
     parameters = list(inspect.signature(function).parameters.values()) if name is not None else []
     if name is None or any(each.name == name and each.kind is each.KEYWORD_ONLY for each in parameters):
         return None
-    places = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    if name in places:
-        return places.index(name)
+    positions = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if name in positions:
+        return positions.index(name)
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
     where = f"{function.__module__}:{function.__qualname__}"
@@ -239,5 +239,5 @@ def contract_of(function: object) -> Contract | None:
     return found
 
 
-def _before(place: int | None) -> int | None:
-    return place - 1 if place else place
+def _before(position: int | None) -> int | None:
+    return position - 1 if position else position

@@ -61,7 +61,7 @@ def skew_of(tensors: Sequence[torch.Tensor], size: int) -> float:
     same = pairs = 0
     for tensor in tensors:
         columns = _columns(tensor)
-        counts = _apart(columns).unique(return_counts=True)[1]
+        counts = _column_ids(columns).unique(return_counts=True)[1]
         same += int((counts * (counts - 1)).sum())
         pairs += columns.numel() * (len(columns) - 1)
     if not pairs or size < 2:
@@ -118,11 +118,11 @@ def _columns(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_among(keys: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """Return whether each key occurs among the others of the same column."""
-    own, before = _apart(torch.cat([keys, others])).split([len(keys), len(others)])
+    own, before = _column_ids(torch.cat([keys, others])).split([len(keys), len(others)])
     return torch.isin(own, before)
 
 
-def _apart(columns: torch.Tensor) -> torch.Tensor:
+def _column_ids(columns: torch.Tensor) -> torch.Tensor:
     """Return numbers that are equal exactly for equal keys of one column."""
     number = columns.unique(return_inverse=True)[1].reshape(columns.shape)
     return number * columns.shape[1] + torch.arange(columns.shape[1])

@@ -23,7 +23,7 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class JobFailure:
     """Why a job ended without an answer: a code from the service's catalogue, and a sentence."""
 
     code: str
@@ -68,7 +68,7 @@ class Job:
     report: Report | None = None
     graph: Blob | None = None
     variant_graphs: Mapping[str, Blob] = field(default_factory=dict)
-    failure: Failure | None = None
+    failure: JobFailure | None = None
     cached: bool = False
     last_sequence: int = 0
     asked_by: str = ""

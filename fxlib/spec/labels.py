@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-MOST: Final = 32
+MAX_LABELS: Final = 32
 """Maximum number of labels that a job or a worker may have, and that a job may require."""
 
 _KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
@@ -35,9 +35,9 @@ def problems_of(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
     The key is empty if there are too many labels; only the first ones are then checked.
     """
-    if len(labels) > MOST:
-        yield "", f"must be at most {MOST}"
-    for key, value in list(labels.items())[:MOST]:
+    if len(labels) > MAX_LABELS:
+        yield "", f"must be at most {MAX_LABELS}"
+    for key, value in list(labels.items())[:MAX_LABELS]:
         if not _KEY.fullmatch(key):
             yield f"{key[:63]!r}", "must be named by up to 63 letters, digits or ._/-"
         if len(value) > _VALUE_LENGTH or not (not value or value.isprintable()):

@@ -14,7 +14,7 @@ from fxlib.utils.text import seconds, table
 Decision = Literal["adopt", "keep_original"]
 Action = Literal["moved", "merged", "left_alone"]
 _LEAST_GAIN = 0.005
-MAX_STEPS = 64
+MAX_TIMELINE_STEPS = 64
 """Maximum number of steps in one timeline."""
 
 

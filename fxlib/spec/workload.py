@@ -157,7 +157,7 @@ class Optimizer:
                 raise WorkloadError("must be finite and not negative", where=f"Workload.optimizer.{figure}")
 
 
-class Step(TypedDict, total=False):
+class StepFields(TypedDict, total=False):
     """The fields of a `Workload` other than its batches."""
 
     targets: Sequence[torch.Tensor] | None
@@ -270,7 +270,7 @@ class Workload:
         *,
         count: int = 4,
         ranges: Mapping[str, Range] | None = None,
-        **step: Unpack[Step],
+        **step: Unpack[StepFields],
     ) -> Workload:
         """Make a workload that describes its batches by shape, dtype and index range, so that no value leaves the job.
 

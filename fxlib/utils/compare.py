@@ -88,8 +88,8 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     if ours.shape != theirs.shape:
         return math.inf
     unlike = ~torch.isclose(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
-    apart = (ours - theirs)[unlike].abs()
-    return float(apart.nan_to_num(nan=math.inf, posinf=math.inf).max()) if apart.numel() else 0.0
+    differences = (ours - theirs)[unlike].abs()
+    return float(differences.nan_to_num(nan=math.inf, posinf=math.inf).max()) if differences.numel() else 0.0
 
 
 def _alike(one: object, other: object, tolerance: Tolerance) -> bool:

@@ -24,8 +24,8 @@ _HEAP_TYPE = 1 << 9
 
 def leaves(value: object, path: str = "", is_leaf: IsLeaf | None = None) -> Iterator[tuple[str, object]]:
     """Yield path and value of every leaf: `[0]`, `['loss']`, `.logits[1]`, each behind `path`."""
-    for place, leaf in _with_places(value, is_leaf):
-        where = path + place
+    for below, leaf in _with_paths(value, is_leaf):
+        where = path + below
         if _is_container(leaf) and not (is_leaf is not None and is_leaf(leaf)):
             for name in _names(leaf):
                 yield from leaves(getattr(leaf, name), f"{where}.{name}", is_leaf)
@@ -47,9 +47,9 @@ def has_more_leaves_than(value: object, count: int) -> bool:
     return False
 
 
-def _with_places(value: object, is_leaf: IsLeaf | None) -> list[tuple[str, object]]:
+def _with_paths(value: object, is_leaf: IsLeaf | None) -> list[tuple[str, object]]:
     try:
-        return [(pytree.keystr(place), leaf) for place, leaf in pytree.tree_leaves_with_path(value, is_leaf=is_leaf)]
+        return [(pytree.keystr(below), leaf) for below, leaf in pytree.tree_leaves_with_path(value, is_leaf=is_leaf)]
     except ValueError:  # a container whose class was registered without names of its parts
         return [(f"[leaf {index}]", leaf) for index, leaf in enumerate(pytree.tree_leaves(value, is_leaf=is_leaf))]
 
@@ -72,8 +72,8 @@ def mapped(function: Callable[[Any], Any], value: T, is_leaf: IsLeaf | None = No
             object.__setattr__(other, name, mapped(function, getattr(leaf, name), is_leaf))  # also if it is frozen
         return other
 
-    nest: T = pytree.tree_map(copied, value, is_leaf=is_leaf)
-    return nest
+    nested: T = pytree.tree_map(copied, value, is_leaf=is_leaf)
+    return nested
 
 
 def is_registered(value: object) -> bool:

@@ -26,19 +26,19 @@ _CONSTANTS = {"ScalarType": torch.dtype, "Layout": torch.layout, "MemoryFormat":
 """Classes of constants, by the types in a schema for which torch accepts any integer."""
 NODE = object()
 """Stands for a value that only a run of the graph has: a tensor, or a number that it computes."""
-Check = Callable[[object], str]
+ArgumentCheck = Callable[[object], str]
 """Returns what is wrong with an argument, or ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ArgumentRule:
     """A condition on one argument."""
 
     name: str
     """Keyword of the argument."""
     positions: frozenset[int]
     """Positions of the argument if it is given without keyword."""
-    check: Check
+    check: ArgumentCheck
 
     def values(self, args: Sequence[T], kwargs: Mapping[str, T]) -> list[T]:
         """Return the values of the argument in a call, if it is given."""
@@ -54,7 +54,7 @@ def _small(value: object) -> str:
     return "must be a constant from 0 to 2 ** 40: torch adds it to an address unchecked"
 
 
-RULES: Mapping[str, tuple[Rule, ...]] = {
+RULES: Mapping[str, tuple[ArgumentRule, ...]] = {
     **dict.fromkeys(
         (
             *("aten::as_strided.default", "aten::as_strided_.default", "torch.as_strided", "torch.Tensor.as_strided"),
@@ -65,13 +65,13 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
                 "aten::as_strided_copy.default",
             ),
         ),
-        (Rule(name="storage_offset", positions=frozenset({3}), check=_small),),
+        (ArgumentRule(name="storage_offset", positions=frozenset({3}), check=_small),),
     ),
 }
 """Rules of operators that stay inside of their tensors only under these rules, as tests have shown."""
 
 
-def check_arguments(rules: Iterable[Rule], name: str, node: pb.Node) -> None:
+def check_arguments(rules: Iterable[ArgumentRule], name: str, node: pb.Node) -> None:
     """Raise Fault if a rule refuses an argument of an operator or function of torch."""
     kwargs = {each.name: each.value for each in node.kwargs} if node.kwargs else {}
     for rule in rules:
@@ -80,13 +80,13 @@ def check_arguments(rules: Iterable[Rule], name: str, node: pb.Node) -> None:
                 raise Fault(f"{name} may not travel as it is called: argument {rule.name!r} {wrong}")
 
 
-def broken(rules: Iterable[Rule], args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+def broken(rules: Iterable[ArgumentRule], args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Return whether a rule refuses the arguments of a call."""
     return any(rule.check(value) for rule in rules for value in rule.values(args, kwargs))
 
 
 @cache
-def rules_of(name: str) -> tuple[Rule, ...]:
+def rules_of(name: str) -> tuple[ArgumentRule, ...]:
     """Return the rules for the arguments of an operator ("aten::add.Tensor") or function ("torch.add")."""
     return (*RULES.get(name, ()), *_rules(name))
 
@@ -109,7 +109,7 @@ def _plain(value: pb.Value) -> object:
     return NODE
 
 
-def _rules(name: str) -> Iterator[Rule]:
+def _rules(name: str) -> Iterator[ArgumentRule]:
     if "::" in name:
         constants: dict[tuple[str, str], set[int]] = {}
         for schema in _schemas(name):
@@ -118,9 +118,9 @@ def _rules(name: str) -> Iterator[Rule]:
                 if kind in _CONSTANTS:
                     constants.setdefault((each.name, kind), set()).update(() if each.kwarg_only else (position,))
         for (argument, kind), positions in constants.items():
-            yield Rule(name=argument, positions=frozenset(positions), check=_constant(_CONSTANTS[kind]))
+            yield ArgumentRule(name=argument, positions=frozenset(positions), check=_constant(_CONSTANTS[kind]))
     if not _may_write_out(name):
-        yield Rule(name="out", positions=frozenset(), check=_absent)
+        yield ArgumentRule(name="out", positions=frozenset(), check=_absent)
 
 
 def _schemas(name: str) -> list[Any]:
@@ -130,7 +130,7 @@ def _schemas(name: str) -> list[Any]:
     return [getattr(packet, each)._schema for each in ([overload] if overload else packet.overloads())]
 
 
-def _constant(kind: type) -> Check:
+def _constant(kind: type) -> ArgumentCheck:
     def check(value: object) -> str:
         if value is None or isinstance(value, kind):
             return ""

@@ -25,7 +25,7 @@ _STRUCTURE = frozenset({"none", "list", "tuple", "dict", "ordered_dict", "named_
 _OF_CONTAINERS = frozenset({"structure", "result"})
 _ASKED_OF_RREFS = frozenset({"is_owner", "owner", "owner_name", "to_here", "wait"})
 """Attributes that the operators of `fxlib.runtime` use on whatever they are given."""
-_PLACES: dict[str, tuple[str, ...]] = {
+_POSITIONS: dict[str, tuple[str, ...]] = {
     "tensor_meta": ("tensor_meta",),
     "function": ("attribute",),
     "tensor": ("attribute", "input"),
@@ -37,7 +37,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Position:
     """The values allowed in a position: arguments may refer to earlier nodes, attributes to tensors."""
 
     limits: Limits
@@ -54,21 +54,21 @@ class Place:
     """Earlier nodes whose values may not be used here: modules and functions."""
 
 
-def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
+def check_value(value: pb.Value, position: Position, depth: int = 0) -> None:
     """Raise Fault unless the value is well-formed and allowed in this position."""
     kind = value.WhichOneof("kind")
-    if place.kind in _OF_CONTAINERS and kind not in _STRUCTURE:
+    if position.kind in _OF_CONTAINERS and kind not in _STRUCTURE:
         raise Fault(f"a {kind} stands where a structure has containers, and None for each leaf")
     if kind == "node":
-        if value.node >= place.nodes:
+        if value.node >= position.nodes:
             raise Fault(f"refers to node {value.node}, which does not come before it")
-        if value.node in place.withheld:
+        if value.node in position.withheld:
             raise Fault(f"refers to node {value.node}, a module or function, which may not be used here")
     elif kind in _FREE:
         return
     elif kind is None:
         raise Fault("is empty, or of a kind that this version does not know")
-    elif place.kind not in _PLACES.get(kind, (place.kind,)):
+    elif position.kind not in _POSITIONS.get(kind, (position.kind,)):
         raise Fault(f"a {kind} may not stand here")
     elif kind in _NAMES:
         if (name := getattr(value, kind)) not in _NAMES[kind]:
@@ -76,9 +76,9 @@ def check_value(value: pb.Value, place: Place, depth: int = 0) -> None:
         if kind == "layout" and name != "strided":
             raise Fault(f"layout {name} may not travel: such a tensor holds indices that torch's operators trust")
     elif kind in _PLAIN:
-        _PLAIN[kind](getattr(value, kind), place)
+        _PLAIN[kind](getattr(value, kind), position)
     else:
-        _NESTED[kind](getattr(value, kind), place, depth)
+        _NESTED[kind](getattr(value, kind), position, depth)
 
 
 def check_sizes(sizes: Iterable[int], limits: Limits) -> int:
@@ -95,23 +95,23 @@ def check_sizes(sizes: Iterable[int], limits: Limits) -> int:
     return elements
 
 
-def _deeper(place: Place, depth: int) -> int:
-    if depth >= place.limits.nesting:
-        raise excess("nesting of a value", depth + 1, place.limits.nesting, "nesting")
+def _deeper(position: Position, depth: int) -> int:
+    if depth >= position.limits.nesting:
+        raise excess("nesting of a value", depth + 1, position.limits.nesting, "nesting")
     return depth + 1
 
 
-def _values(values: pb.Values, place: Place, depth: int) -> None:
-    depth = _deeper(place, depth)
+def _values(values: pb.Values, position: Position, depth: int) -> None:
+    depth = _deeper(position, depth)
     for item in values.items:
-        check_value(item, place, depth)
+        check_value(item, position, depth)
 
 
-def _entries(entries: pb.Entries, place: Place, depth: int) -> None:
-    depth = _deeper(place, depth)
+def _entries(entries: pb.Entries, position: Position, depth: int) -> None:
+    depth = _deeper(position, depth)
     for entry in entries.items:
-        _key(entry.key, place.limits, depth)
-        check_value(entry.value, place, depth)
+        _key(entry.key, position.limits, depth)
+        check_value(entry.value, position, depth)
 
 
 def _key(key: pb.Value, limits: Limits, depth: int) -> None:
@@ -119,49 +119,49 @@ def _key(key: pb.Value, limits: Limits, depth: int) -> None:
     if kind in {"node", "list", "dict", "ordered_dict", "slice"}:
         raise Fault(f"a {kind} cannot be the key of a dict")
     if kind in {"tuple", "named_tuple"}:
-        depth = _deeper(Place(limits=limits), depth)
+        depth = _deeper(Position(limits=limits), depth)
         for item in getattr(key, kind).items:
             _key(item, limits, depth)
-    check_value(key, Place(limits=limits), depth)
+    check_value(key, Position(limits=limits), depth)
 
 
-def _slice(value: pb.Slice, place: Place, depth: int) -> None:
-    depth = _deeper(place, depth)
+def _slice(value: pb.Slice, position: Position, depth: int) -> None:
+    depth = _deeper(position, depth)
     for part in (value.start, value.stop, value.step):
-        check_value(part, place, depth)
+        check_value(part, position, depth)
 
 
-def _range(value: pb.Range, _: Place) -> None:
+def _range(value: pb.Range, _: Position) -> None:
     if value.step == 0:
         raise Fault("a range has step 0")
 
 
-def _integer(data: bytes, place: Place) -> None:
-    if len(data) * 8 > place.limits.integer_bits + 8:
-        raise excess("bits of an integer", len(data) * 8, place.limits.integer_bits, "integer_bits")
+def _integer(data: bytes, position: Position) -> None:
+    if len(data) * 8 > position.limits.integer_bits + 8:
+        raise excess("bits of an integer", len(data) * 8, position.limits.integer_bits, "integer_bits")
 
 
-def _size(shape: pb.Shape, place: Place) -> None:
-    check_sizes(shape.sizes, place.limits)
+def _size(shape: pb.Shape, position: Position) -> None:
+    check_sizes(shape.sizes, position.limits)
 
 
-def _tensor(index: int, place: Place) -> None:
-    if index >= place.tensors:
-        raise Fault(f"refers to tensor {index}, of {place.tensors}")
+def _tensor(index: int, position: Position) -> None:
+    if index >= position.tensors:
+        raise Fault(f"refers to tensor {index}, of {position.tensors}")
 
 
-def _function(name: str, place: Place) -> None:
-    if name not in place.functions:
+def _function(name: str, position: Position) -> None:
+    if name not in position.functions:
         raise Fault(f"function {name[:80]!r} may not stand here")
 
 
-def _handle(handle: pb.Handle, _: Place) -> None:
+def _handle(handle: pb.Handle, _: Position) -> None:
     check_label(handle.slot)
     if handle.owner and not is_worker_name(handle.owner):
         raise Fault(f"{handle.owner[:80]!r} is not the name of a worker")
 
 
-def _named_tuple(value: pb.NamedTuple, place: Place, depth: int) -> None:
+def _named_tuple(value: pb.NamedTuple, position: Position, depth: int) -> None:
     check_label(value.name)
     check_name(value.name.rpartition(".")[2], "class")
     if len(value.fields) != len(value.items) or len(set(value.fields)) != len(value.fields):
@@ -170,21 +170,21 @@ def _named_tuple(value: pb.NamedTuple, place: Place, depth: int) -> None:
         check_name(name, "field")
         if name.startswith("_") or name in _ASKED_OF_RREFS:
             raise Fault(f"field {name!r} begins with an underscore, or is a method of RRefs")
-    depth = _deeper(place, depth)
+    depth = _deeper(position, depth)
     for item in value.items:
-        check_value(item, place, depth)
+        check_value(item, position, depth)
 
 
-def _container(value: pb.Container, place: Place, depth: int) -> None:
+def _container(value: pb.Container, position: Position, depth: int) -> None:
     check_label(value.name)
-    depth = _deeper(place, depth)
-    check_value(value.context, Place(limits=place.limits), depth)
+    depth = _deeper(position, depth)
+    check_value(value.context, Position(limits=position.limits), depth)
     for item in value.items:
-        check_value(item, place, depth)
+        check_value(item, position, depth)
 
 
-def _tensor_meta(meta: pb.TensorMeta, place: Place, depth: int) -> None:
-    check_sizes(meta.shape, place.limits)
+def _tensor_meta(meta: pb.TensorMeta, position: Position, depth: int) -> None:
+    check_sizes(meta.shape, position.limits)
     if len(meta.stride) not in (0, len(meta.shape)):
         raise Fault("strides do not match the shape")
     if meta.dtype not in DTYPES or meta.memory_format not in {"", *MEMORY_FORMATS}:
@@ -192,7 +192,7 @@ def _tensor_meta(meta: pb.TensorMeta, place: Place, depth: int) -> None:
     if meta.HasField("qparams"):
         if meta.qparams.WhichOneof("kind") != "dict":
             raise Fault("qparams is not a dict")
-        check_value(meta.qparams, Place(limits=place.limits), depth)
+        check_value(meta.qparams, Position(limits=position.limits), depth)
 
 
 _FREE = frozenset({"none", "boolean", "integer", "real", "complex", "ellipsis"})
@@ -202,8 +202,8 @@ _NAMES: dict[str, Collection[str]] = {
     "memory_format": MEMORY_FORMATS,
     "qscheme": QSCHEMES,
 }
-_PLAIN: dict[str, Callable[[Any, Place], None]] = {
-    "text": lambda text, place: check_text(text, place.limits),
+_PLAIN: dict[str, Callable[[Any, Position], None]] = {
+    "text": lambda text, position: check_text(text, position.limits),
     "big_integer": _integer,
     "range": _range,
     "device": lambda name, _: check_device(name),
@@ -214,7 +214,7 @@ _PLAIN: dict[str, Callable[[Any, Place], None]] = {
     "opaque": lambda label, _: check_label(label),
     "handle": _handle,
 }
-_NESTED: dict[str, Callable[[Any, Place, int], None]] = {
+_NESTED: dict[str, Callable[[Any, Position, int], None]] = {
     "list": _values,
     "tuple": _values,
     "dict": _entries,

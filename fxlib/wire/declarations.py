@@ -16,7 +16,7 @@ from fxlib.runtime.tracking.result_structure import mapped
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import bodies
-from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.check_values import Position, check_value
 from fxlib.wire.faults import DEFAULT, Fault, Limits
 from fxlib.wire.names import check_comment, check_label, check_name, check_remote_function
 from fxlib.wire.values import ValueReader, ValueWriter
@@ -58,7 +58,7 @@ def check_contract(message: pb.Contract, limits: Limits = DEFAULT) -> None:
     for text in (*message.reads, *message.writes, *named, message.part, message.keys):
         check_comment(text, limits)
     if message.HasField("returns"):
-        check_value(message.returns, Place(limits=limits, kind="result"))
+        check_value(message.returns, Position(limits=limits, kind="result"))
     read_contract(message)
 
 
@@ -139,7 +139,7 @@ def read_client(message: pb.Client) -> Client:
 
 def functions_of(client: Client) -> dict[str, ClientFunction]:
     """Return stand-ins for the functions of a client, by label."""
-    return {label: ClientFunction(client, place) for place, label in enumerate(client.labels)}
+    return {label: ClientFunction(client, index) for index, label in enumerate(client.labels)}
 
 
 def client_functions(root: nn.Module) -> Mapping[str, ClientFunction]:

@@ -7,7 +7,7 @@ from typing import Any
 from fxlib.runtime.guards.export_guards import OPERATIONS, Guard, InputGuards, TensorGuard, ValueGuard, symbols_of
 from fxlib.runtime.guards.value_conditions import MAX_STEPS, OPERATORS, Reference, Step, ValueCondition
 from fxlib.v1 import graph_pb2 as pb
-from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.check_values import Position, check_value
 from fxlib.wire.faults import Fault, Limits
 from fxlib.wire.names import DTYPES, check_device, check_name, check_text
 from fxlib.wire.values import ValueReader, ValueWriter
@@ -70,13 +70,13 @@ def check_guards(message: pb.InputGuards, leaves: int, limits: Limits) -> None:
     """Raise Fault unless the guards are well-formed, one for each leaf, and only use sizes of these."""
     if len(message.leaves) != leaves:
         raise Fault(f"guards {len(message.leaves)} leaves, and the arguments have {leaves}")
-    place = Place(limits=limits)
+    position = Position(limits=limits)
     for index, leaf in enumerate(message.leaves):
-        _check_leaf(leaf, place)
+        _check_leaf(leaf, position)
         if leaf.tensor.HasField("same_as") and not 0 <= leaf.tensor.same_as < index:
             raise Fault(f"leaf {index} is to be the same as {leaf.tensor.same_as}, which does not come before it")
     for condition in message.conditions:
-        _check_expression(condition, place)
+        _check_expression(condition, position)
     for mode in message.autocast:
         check_device(mode.device)
         _check_dtype(mode.dtype)
@@ -108,23 +108,23 @@ def _read_leaf(message: pb.InputGuard, reader: ValueReader) -> Guard:
     )
 
 
-def _check_leaf(message: pb.InputGuard, place: Place) -> None:
+def _check_leaf(message: pb.InputGuard, position: Position) -> None:
     kind = message.WhichOneof("kind")
     if kind == "value":
         if message.value.WhichOneof("kind") not in _VALUES:
             raise Fault("a guard holds a value that is not a number, flag, string or None")
-        check_value(message.value, place)
+        check_value(message.value, position)
     elif kind == "tensor":
         _check_dtype(message.tensor.dtype)
         check_device(message.tensor.device)
-        if len(message.tensor.sizes) > place.limits.tensor_dims:
+        if len(message.tensor.sizes) > position.limits.tensor_dims:
             raise Fault(f"a tensor of {len(message.tensor.sizes)} dimensions")
         if len(message.tensor.strides) != (0 if message.tensor.contiguous else len(message.tensor.sizes)):
             raise Fault(
                 f"a tensor of {len(message.tensor.sizes)} dimensions with {len(message.tensor.strides)} strides"
             )
         for each in (*message.tensor.sizes, *message.tensor.strides):
-            _check_expression(each, place)
+            _check_expression(each, position)
     else:
         raise Fault("a guard is empty, or of a kind that this version does not know")
 
@@ -147,8 +147,8 @@ def _write_reference(value: pb.Value, data: object) -> bool:
 
 
 def _read_condition(message: pb.ValueCondition, leaves: int) -> ValueCondition:
-    places: Any = [Reference(index) for index in range(leaves + len(message.steps))]
-    reader = ValueReader(places)
+    references: Any = [Reference(index) for index in range(leaves + len(message.steps))]
+    reader = ValueReader(references)
     steps = tuple(
         Step(
             operator=each.operator,
@@ -167,12 +167,12 @@ def _check_condition(message: pb.ValueCondition, leaves: int, limits: Limits) ->
     for index, each in enumerate(message.steps):
         if each.operator not in OPERATORS:
             raise Fault(f"a condition on values uses {each.operator[:80]!r}, which is not allowed there")
-        place = Place(limits=limits, nodes=leaves + index)
+        position = Position(limits=limits, nodes=leaves + index)
         for value in each.args:
-            check_value(value, place)
+            check_value(value, position)
         for every in each.kwargs:
             check_name(every.name, "keyword argument")
-            check_value(every.value, place)
+            check_value(every.value, position)
 
 
 def _check_dtype(name: str) -> None:
@@ -180,9 +180,9 @@ def _check_dtype(name: str) -> None:
         raise Fault(f"unknown dtype {name[:80]!r}")
 
 
-def _check_expression(message: pb.Value, place: Place) -> None:
+def _check_expression(message: pb.Value, position: Position) -> None:
     """Raise Fault unless the value is an expression that can be evaluated."""
-    check_value(message, place)
+    check_value(message, position)
     if (parts := _check_parts(message)) > _PARTS:
         raise Fault(f"an expression has {parts:,} parts, and may have {_PARTS}")
 

@@ -23,7 +23,7 @@ from fxlib.spec.inputs import MAX_VALUES, Tensors
 from fxlib.utils.pytree import is_open, is_registered
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import bodies, label_of, specs_of
-from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.check_values import Position, check_value
 from fxlib.wire.faults import DEFAULT, Fault
 from fxlib.wire.opaque import OpaqueContainer, opaque_record, tuple_label
 from fxlib.wire.values import ValueReader, ValueWriter
@@ -136,21 +136,21 @@ def _write_all(items: Any, spec: TreeSpec) -> None:
         write_spec(items.add(), child)
 
 
-def write_nest(value: pb.Value, nest: object, where: str) -> list[Any]:
+def write_nested(value: pb.Value, nested: object, where: str) -> list[Any]:
     """Write nested containers into an empty message; return their tensors, or descriptions of these, by index.
 
     Raises:
         WireError: a part cannot travel; `where` names the field.
     """
     found: list[Any] = []
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}
 
     def special(message: pb.Value, data: object) -> bool:
         if isinstance(data, (torch.Tensor, Tensors)):
-            if id(data) not in places or isinstance(data, Tensors):
-                places[id(data)] = len(found)
+            if id(data) not in indices or isinstance(data, Tensors):
+                indices[id(data)] = len(found)
                 found.append(data)
-            message.tensor = places[id(data)]
+            message.tensor = indices[id(data)]
         elif is_registered(data):
             parts, context = pytree.SUPPORTED_NODES[type(data)].flatten_fn(data)
             message.container.name, context = container_facts(type(data), context)
@@ -167,34 +167,34 @@ def write_nest(value: pb.Value, nest: object, where: str) -> list[Any]:
 
     writer = ValueWriter(special=special)
     try:
-        writer.write(value, nest)
-        _check_nest(value, len(found))
+        writer.write(value, nested)
+        _check_nested(value, len(found))
     except Fault as fault:
         raise fault.at(where) from None
     return found
 
 
-def _check_nest(value: pb.Value, tensors: int) -> None:
+def _check_nested(value: pb.Value, tensors: int) -> None:
     """Raise Fault unless received nested containers are well-formed, of bounded size, over so many tensors."""
-    check_value(value, Place(limits=DEFAULT, kind="input", tensors=tensors))
+    check_value(value, Position(limits=DEFAULT, kind="input", tensors=tensors))
     if (size := _size(value)) > MAX_VALUES:
         raise Fault(f"holds {size:,} values, and may hold {MAX_VALUES:,}")
 
 
-def read_nest(value: pb.Value, tensors: Sequence[Any], where: str) -> Any:
+def read_nested(value: pb.Value, tensors: Sequence[Any], where: str) -> Any:
     """Return the nested containers of a received message, over its tensors or their descriptions.
 
     Raises:
         WireError: the message is malformed, or larger than the limits allow; `where` names the field.
     """
     try:
-        _check_nest(value, len(tensors))
-        return _NestReader(tensors=tensors.__getitem__).read(value)
+        _check_nested(value, len(tensors))
+        return _NestedReader(tensors=tensors.__getitem__).read(value)
     except Fault as fault:
         raise fault.at(where) from None
 
 
-class _NestReader(ValueReader):
+class _NestedReader(ValueReader):
     def read(self, value: pb.Value) -> Any:
         """Return the value."""
         kind = value.WhichOneof("kind")

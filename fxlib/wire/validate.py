@@ -15,8 +15,8 @@ from fxlib.runtime.backends import BACKENDS
 from fxlib.runtime.ops.registry import BY_LABEL, OPERATORS
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import modules
-from fxlib.wire.argument_rules import Rule, check_arguments, rules_of
-from fxlib.wire.check_values import Place, check_sizes, check_value
+from fxlib.wire.argument_rules import ArgumentRule, check_arguments, rules_of
+from fxlib.wire.check_values import Position, check_sizes, check_value
 from fxlib.wire.declarations import check_client, check_contract
 from fxlib.wire.encode import FORMAT
 from fxlib.wire.faults import DEFAULT, Fault, Limits, excess
@@ -167,8 +167,8 @@ def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
             raise Fault(f"{slot.name!r} is not a parameter")
     for attribute in module.attributes:
         functions = modules.functions_of(module.leaf, attribute.name)
-        place = Place(limits=limits, kind="attribute", tensors=len(graph.tensors), functions=functions)
-        check_value(attribute.value, place)
+        position = Position(limits=limits, kind="attribute", tensors=len(graph.tensors), functions=functions)
+        check_value(attribute.value, position)
         if kind == "leaf" and attribute.value.WhichOneof("kind") in {"opaque", "handle"}:
             raise Fault(f"attribute {attribute.name!r} of a torch.nn module is opaque")
 
@@ -233,7 +233,7 @@ def _check_target(target: pb.Target) -> None:
         raise Fault("is empty, or of a kind that this version does not know")
 
 
-def _rules_of_target(kind: str, target: str) -> tuple[tuple[Rule, ...], bool]:
+def _rules_of_target(kind: str, target: str) -> tuple[tuple[ArgumentRule, ...], bool]:
     """Return the rules for the arguments of a target, and whether they apply to arguments without a keyword."""
     rules = rules_of(_TORCH[kind] + target) if kind in _TORCH else ()
     return rules, any(rule.positions for rule in rules)
@@ -289,8 +289,8 @@ class _BodyChecker:
             try:
                 self._check_node(index, node)
             except Fault as fault:
-                place = f"node {node.name[:80]!r} ({index})"
-                raise fault.at(f"{place}, {self._field}" if self._field else place) from None
+                where = f"node {node.name[:80]!r} ({index})"
+                raise fault.at(f"{where}, {self._field}" if self._field else where) from None
 
     def _check_node(self, index: int, node: pb.Node) -> None:
         self._field = ""
@@ -319,13 +319,13 @@ class _BodyChecker:
 
     def _check_arguments(self, index: int, node: pb.Node, kind: str, target: str) -> None:
         held = self._functions if kind == "opaque_function" else self._held
-        place = Place(limits=self._limits, nodes=0 if node.op == pb.OPCODE_PLACEHOLDER else index, withheld=held)
+        position = Position(limits=self._limits, nodes=0 if node.op == pb.OPCODE_PLACEHOLDER else index, withheld=held)
         sent = _SENT.get(target, ()) if kind == "function" and self._functions else ()
-        for position, arg in enumerate(node.args):
+        for number, arg in enumerate(node.args):
             try:
-                check_value(arg, replace(place, withheld=self._modules) if position in sent else place)
+                check_value(arg, replace(position, withheld=self._modules) if number in sent else position)
             except Fault:
-                self._field = f"args[{position}]"
+                self._field = f"args[{number}]"
                 raise
         if len(node.kwargs) > 1 and len({each.name for each in node.kwargs}) != len(node.kwargs):
             raise Fault("two keyword arguments have one name")
@@ -335,7 +335,7 @@ class _BodyChecker:
                 check_name(each.name, "keyword")
                 self._keywords.add(each.name)
             self._field = each.name
-            check_value(each.value, place)
+            check_value(each.value, position)
 
     def _check_meta(self, node: pb.Node) -> None:
         if node.call:
@@ -362,7 +362,7 @@ class _BodyChecker:
                 raise Fault(f"{node.backend[:80]!r} is not a backend that this version knows for such a node")
         if node.HasField("tensor_meta"):
             self._field = "tensor_meta"
-            check_value(node.tensor_meta, Place(limits=self._limits, kind="tensor_meta"))
+            check_value(node.tensor_meta, Position(limits=self._limits, kind="tensor_meta"))
 
     def _placeholder(self, index: int, node: pb.Node, target: str) -> None:
         check_parameter(target)
@@ -466,13 +466,13 @@ _SHAPES: dict[int, Callable[[_BodyChecker, int, pb.Node, str], None]] = {
 
 def _check_pytree(tree: pb.Pytree, limits: Limits) -> None:
     """Raise Fault unless the structures are well-formed, and their guards and names are those of their parts."""
-    for position, name in enumerate(tree.arguments):
-        if position or name != "self":
+    for number, name in enumerate(tree.arguments):
+        if number or name != "self":
             check_name(name, "argument")
-    place = Place(limits=limits, kind="structure")
-    check_value(tree.inputs, place)
+    position = Position(limits=limits, kind="structure")
+    check_value(tree.inputs, position)
     if tree.HasField("outputs"):
-        check_value(tree.outputs, place)
+        check_value(tree.outputs, position)
     # Code generation writes the names of keyword arguments between quotes without escaping them.
     parts = tree.inputs.tuple.items
     if len(parts) == 2 and parts[1].WhichOneof("kind") == "dict":

@@ -17,7 +17,7 @@ from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxlib.utils.pytree import python_number
 from fxlib.v1 import graph_pb2 as pb
-from fxlib.wire.check_values import Place, check_value
+from fxlib.wire.check_values import Position, check_value
 from fxlib.wire.faults import DEFAULT, Fault, excess
 from fxlib.wire.names import DTYPES, LAYOUTS, MEMORY_FORMATS, QSCHEMES, check_text
 from fxlib.wire.opaque import OpaqueAttribute, OpaqueRRef, opaque_tuple, tuple_label
@@ -307,7 +307,7 @@ def decode_value(value: pb.Value) -> Any:
         WireError: the message is malformed, or larger than the default limits allow.
     """
     try:
-        check_value(value, Place(limits=DEFAULT))
+        check_value(value, Position(limits=DEFAULT))
         return ValueReader().read(value)
     except Fault as fault:
         raise fault.at("value") from None

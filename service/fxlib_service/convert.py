@@ -9,7 +9,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fxlib.errors import WireError
 from fxlib.protocol import state_from_proto, state_to_proto
-from fxlib.protocol.converter import Converter, Rule
+from fxlib.protocol.converter import Converter
+from fxlib.protocol.converter import FieldRule as Rule
 from fxlib.protocol.jobs import FAILURE
 from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib_service.blobs.base import Blob

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from fxlib.spec.labels import MOST, problems_of
+from fxlib.spec.labels import MAX_LABELS as MOST
+from fxlib.spec.labels import problems_of
 from fxlib.utils.text import plain
 from fxlib.v1 import jobs_pb2
 from fxlib_service.errors import Code, ServiceError, Violation, invalid

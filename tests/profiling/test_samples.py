@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fxlib.profiling.samples import CallSample, Forward, StepSample, handling_s, own_s, undisturbed
+from fxlib.profiling.samples import CallSample, ForwardSample, StepSample, handling_s, own_s, undisturbed
 
 
 def test_work_counts_with_the_time_of_its_thread_and_with_what_is_always_idle_in_it() -> None:
@@ -20,7 +20,7 @@ def test_sleeping_is_the_programs_own() -> None:
 
 def step(passed_s: float, cpu_s: float) -> StepSample:
     """One node, a loss, a backward and the rest, each of which takes as long."""
-    forward = Forward(seconds={"work": passed_s}, cpu_s={"work": cpu_s}, graph_s=passed_s, graph_cpu_s=cpu_s)
+    forward = ForwardSample(seconds={"work": passed_s}, cpu_s={"work": cpu_s}, graph_s=passed_s, graph_cpu_s=cpu_s)
     spans, own = ({"loss": each, "backward": each, "push": 0.0} for each in (passed_s, cpu_s))
     return StepSample(
         forwards=(forward,), step_s=4 * passed_s, spans_s=spans, pushed_s=(), step_cpu_s=4 * cpu_s, spans_cpu_s=own

@@ -11,7 +11,7 @@ from fxlib.reasons import Declined, Reason
 from fxlib.spec.calibration import LayerRange
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
-from fxlib.spec.job import Blob, Event, Failure, Job, TrialOptions
+from fxlib.spec.job import Blob, Event, Job, JobFailure, TrialOptions
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread, TensorShape
 from fxlib.spec.report import CallReport, CandidateReport, Estimate, PassReport, Report, Span, Timeline, Undeclared
 from fxlib.spec.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
@@ -296,7 +296,7 @@ jobs = st.builds(
             "created_at": st.none() | times,
             "started_at": st.none() | times,
             "finished_at": st.none() | times,
-            "failure": st.none() | st.builds(Failure, code=word, message=line),
+            "failure": st.none() | st.builds(JobFailure, code=word, message=line),
             "cached": st.booleans(),
             "last_sequence": size,
         }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from fxlib.errors import WireError
-from fxlib.protocol.converter import Converter, Rule
+from fxlib.protocol.converter import Converter, FieldRule
 from fxlib.protocol.profile import profile_from_proto
 from fxlib.spec.report import Estimate, Span
 from fxlib.v1 import jobs_pb2, profile_pb2
@@ -40,7 +40,7 @@ def test_what_is_unknown_is_written_as_the_rule_says_or_stays_unset() -> None:
         name: str | None = None
         predicted_step_s: float | None = None
 
-    rules = {"name": Rule(unknown="nobody")}
+    rules = {"name": FieldRule(unknown="nobody")}
     message = Converter(Named, jobs_pb2.Candidate, rules=rules, left_out=("gain", "verdict")).write(Named())
     assert (message.name, message.HasField("predicted_step_s")) == ("nobody", False)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxlib.analysis.effects import aliases, dependencies
-from fxlib.analysis.effects.dependencies import Dependencies, Why
+from fxlib.analysis.effects.dependencies import Cause, Dependencies
 from fxlib.analysis.effects.model import NodeEffects
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.client.answer_policy import screen
@@ -62,7 +62,7 @@ def test_random_programs_mean_the_same_whatever_the_adversary() -> None:
         assert not differences(*(outcome(program, program.module, simulated(adversary)) for adversary in (1, 2)))
 
 
-def _without(why: Why) -> AbstractContextManager[object]:
+def _without(why: Cause) -> AbstractContextManager[object]:
     def sources(self: Dependencies, place: int) -> list[int]:
         return [source for source, each in self.before(place) if each is not why]
 
@@ -84,7 +84,7 @@ def _order_by_issue_alone() -> AbstractContextManager[object]:
 
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    **{f"no {why.name} edges": functools.partial(_without, why) for why in Why if why is not Why.DATA},
+    **{f"no {why.name} edges": functools.partial(_without, why) for why in Cause if why is not Cause.DATA},
     "no aliases": _without_aliases,
     "a call is over once it is issued": _order_by_issue_alone,
 }

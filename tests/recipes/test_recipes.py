@@ -11,7 +11,7 @@ from torch.fx import symbolic_trace
 
 import fxlib
 from fxlib.errors import PassError
-from fxlib.passes.infra.edit import differs, draft_of
+from fxlib.passes.infra.edit import differs, working_copy
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from fxlib.spec.workload import Workload
@@ -84,8 +84,8 @@ def test_a_graph_without_calls_comes_back_as_it_is() -> None:
 
 def test_a_change_of_keyword_arguments_or_of_state_alone_is_a_change() -> None:
     given = symbolic_trace(nn.Linear(2, 2))
-    assert not differs(given, draft_of(given))
-    reworded, reweighed = draft_of(given), draft_of(given)
+    assert not differs(given, working_copy(given))
+    reworded, reweighed = working_copy(given), working_copy(given)
     next(node for node in reworded.graph.nodes if node.op == "call_function").kwargs = {"bias": None}
     reweighed._parameters["weight"] = nn.Parameter(torch.ones(2, 2))
     assert differs(given, reworded)

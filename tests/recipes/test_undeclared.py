@@ -10,7 +10,7 @@ import torch
 import fxlib
 from fxlib.analysis.cost.simulate import predict
 from fxlib.recipes import recipes
-from fxlib.recipes.undeclared import MOST, undeclared
+from fxlib.recipes.undeclared import MAX_FUNCTIONS, undeclared
 from fxlib.runtime import CapturedModule
 from fxlib.spec.profile import CallProfile, Opaque, Profile, ServerProfile, Spread
 from tests.analysis.sketch import READ, Sketch
@@ -91,10 +91,12 @@ def test_without_a_profile_it_says_that_it_is_an_estimate() -> None:
 
 def test_no_more_plans_are_made_than_for_a_few_functions() -> None:
     sketch = Sketch("x")
-    module = sketch.returns(*(sketch.call(f"call{i}", sketch.inputs[0], contract=None) for i in range(MOST + 3)))
+    module = sketch.returns(
+        *(sketch.call(f"call{i}", sketch.inputs[0], contract=None) for i in range(MAX_FUNCTIONS + 3))
+    )
     found = undeclared(module)
-    assert len(found) == MOST + 1
-    assert max(len(each.functions) for each in found) == MOST + 3
+    assert len(found) == MAX_FUNCTIONS + 1
+    assert max(len(each.functions) for each in found) == MAX_FUNCTIONS + 3
 
 
 def test_the_module_is_left_as_it_is() -> None:

@@ -31,15 +31,15 @@ from typing_extensions import override
 
 from fxlib.analysis.cost.costs import CallCost, Costs, Loop, issue_of, work_s
 from fxlib.analysis.cost.simulate import gradients
-from fxlib.analysis.effects.dependencies import Dependencies, Why
+from fxlib.analysis.effects.dependencies import Cause, Dependencies
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.prologue import CallAhead, Way, may_run_ahead
 from fxlib.spec.profile import Profile, Push, Spread
 from fxlib.spec.report import Span, Timeline
 
-_IN_TURN = frozenset({Why.SERVER, Why.COMMIT})
+_IN_TURN = frozenset({Cause.SERVER, Cause.COMMIT})
 """Causes for which a node must come after a call's answer, unless one message carries both in program order."""
-_AT_ISSUE = frozenset({Why.GRADIENT, Why.RANDOM})
+_AT_ISSUE = frozenset({Cause.GRADIENT, Cause.RANDOM})
 """Causes for which a node must come after a blocking call's issue, but not after its answer."""
 _HALVINGS = 16
 """Number of times to halve the interval that contains the length of a chain that depends on the length of steps."""
@@ -180,11 +180,11 @@ class _Terms:
         ends: list[float] = []
         sent: list[float] = []
         """Time of the issue of the call that a node makes, issues or waits for, in seconds."""
-        for place, node in enumerate(self._nodes):
+        for position, node in enumerate(self._nodes):
             start = 0.0
-            for source, why in self._dependencies.before(place):
-                waits = effects.per_node[place].part is Part.WAIT or self._nodes[source] in costs.results
-                early = why in _AT_ISSUE or (why is Why.SERVER and effects.per_node[place].part is Part.LOCAL)
+            for source, why in self._dependencies.before(position):
+                waits = effects.per_node[position].part is Part.WAIT or self._nodes[source] in costs.results
+                early = why in _AT_ISSUE or (why is Cause.SERVER and effects.per_node[position].part is Part.LOCAL)
                 if why in _IN_TURN and self._may_follow(node, self._nodes[source]):
                     start = max(start, sent[source])
                 else:
@@ -192,7 +192,7 @@ class _Terms:
             out_s = start + self._issue_s(node)
             issued.append(start if self._shares_issue(node) else out_s)
             ends.append(out_s + self._answer_s(node))
-            is_wait = effects.per_node[place].part is Part.WAIT
+            is_wait = effects.per_node[position].part is Part.WAIT
             sent.append(sent[effects.index[issue_of(node)]] if is_wait else issued[-1])
         return max(
             (end if self._is_joined(node) else out for node, out, end in zip(self._nodes, issued, ends, strict=True)),

@@ -102,7 +102,7 @@ class CallCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class MessageCost:
     """One message: a single call, or the calls of a batch."""
 
     calls: tuple[CallCost, ...]
@@ -141,7 +141,7 @@ class Costs:
     """Bytes of each value's own memory; the bytes of a result belong to its wait."""
     views: set[Node] = field(repr=False)
     """Values that lie in the memory of their first input."""
-    messages: dict[Node, Message] = field(repr=False)
+    messages: dict[Node, MessageCost] = field(repr=False)
     """Messages by the nodes that send them: issues, and blocking calls."""
     results: dict[Node, CallCost] = field(repr=False)
     """The call whose result each wait, or blocking call, returns."""
@@ -171,7 +171,7 @@ class _Ledger:
         self._servers = dict(profile.server_by_name)
         self._seconds: dict[Node, float] = {}
         self._bytes: dict[Node, int] = {}
-        self._messages: dict[Node, Message] = {}
+        self._messages: dict[Node, MessageCost] = {}
         self._results: dict[Node, CallCost] = {}
 
     def costs(self) -> Costs:
@@ -257,7 +257,7 @@ def is_serial(node: Node) -> bool:
 
 def message_of(
     calls: tuple[CallCost, ...], server: ServerProfile, *, serial: bool, chains: Sequence[Sequence[CallCost]] = ()
-) -> Message:
+) -> MessageCost:
     """Return the cost of calls to one server as one message.
 
     Args:
@@ -272,7 +272,7 @@ def message_of(
     first_s = max(_intake_s(call, server) for call in calls)
     work = batch_work_s(alone, server, serial=serial)
     further_s = min(ITEM_INTAKE_SHARE * first_s * (len(calls) - 1), max(work - max(alone), 0.0))
-    return Message(
+    return MessageCost(
         calls=calls,
         to=calls[0].to,
         issue_s=max(call.issue_s for call in calls) + ITEM_S * (len(calls) - 1),
@@ -285,11 +285,11 @@ def message_of(
     )
 
 
-def behind(first: Message, second: Message) -> Message:
+def behind(first: MessageCost, second: MessageCost) -> MessageCost:
     """Return the cost of two messages to one server as one, in which the second's calls come behind the first's."""
     calls = first.calls + second.calls
     further_s = min(ITEM_INTAKE_SHARE * first.intake_s * len(second.calls), second.work_s)
-    return Message(
+    return MessageCost(
         calls=calls,
         to=first.to,
         issue_s=first.issue_s + ITEM_S * len(second.calls),

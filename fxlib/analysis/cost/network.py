@@ -12,7 +12,7 @@ import heapq
 import itertools
 from collections.abc import Iterator, Mapping
 
-from fxlib.analysis.cost.costs import Message
+from fxlib.analysis.cost.costs import MessageCost
 from fxlib.spec.profile import ServerProfile
 
 
@@ -21,7 +21,7 @@ class Trip:
 
     __slots__ = ("arrived_s", "expected_s", "issued_s", "message", "sent_s", "served_s", "started_s")
 
-    def __init__(self, message: Message, issued_s: float) -> None:
+    def __init__(self, message: MessageCost, issued_s: float) -> None:
         """Start the trip at the end of the issue."""
         self.message = message
         self.issued_s = issued_s
@@ -52,7 +52,7 @@ class Network:
         self._answers: list[tuple[float, int, Trip]] = []
         self._numbers = itertools.count()
 
-    def send(self, message: Message, now_s: float) -> Trip:
+    def send(self, message: MessageCost, now_s: float) -> Trip:
         """Send a message whose issue ends now, not before those sent already.
 
         An issue holds the interpreter's lock, so the RPC layer accepts nothing meanwhile.

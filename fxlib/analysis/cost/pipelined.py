@@ -15,9 +15,9 @@ from functools import reduce
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.analysis.cost.costs import CallCost, Costs, Loop, Message, behind, is_serial, message_of
+from fxlib.analysis.cost.costs import CallCost, Costs, Loop, MessageCost, behind, is_serial, message_of
 from fxlib.analysis.cost.network import Trip
-from fxlib.analysis.cost.simulate import Gradient, Step, predict
+from fxlib.analysis.cost.simulate import Gradient, SimulatedStep, predict
 from fxlib.analysis.effects.prologue import CallAhead, Way, may_run_ahead, ways
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
@@ -57,7 +57,7 @@ def predict_pipelined(module: GraphModule, profile: Profile | None, loop: Loop) 
     within = predict(module, profile)
     found: dict[Way | None, tuple[float, Timeline]] = {None: (within.step_s, within.timeline)}
     for way in ways({each.way for each in ahead.values() if each.way is not None}) if ahead else ():
-        found[way] = _Steps(order, costs, ahead, loop, way).steady()
+        found[way] = _SimulatedSteps(order, costs, ahead, loop, way).steady()
     by_way = {way: step_s for way, (step_s, _) in found.items()}
     fastest = min(by_way, key=by_way.__getitem__)
     return Prediction(step_s=by_way[fastest], by_way=by_way, timeline=found[fastest][1])
@@ -70,13 +70,13 @@ class _Read:
         trips: the messages sent for it, in order; empty while it is to travel behind a push.
     """
 
-    def __init__(self, node: Node, message: Message) -> None:
+    def __init__(self, node: Node, message: MessageCost) -> None:
         self.node = node
         self.message = message
         self.trips: list[Trip] = []
 
 
-class _Steps(Step):
+class _SimulatedSteps(SimulatedStep):
     """The trainer's clock over the steps of a loop."""
 
     def __init__(
@@ -94,9 +94,9 @@ class _Steps(Step):
         """The reads for each of the next steps."""
         self._taken: dict[Node, _Read] = {}
         """The reads for this step."""
-        self._behind: dict[str, list[tuple[_Read, Message]]] = {}
+        self._behind: dict[str, list[tuple[_Read, MessageCost]]] = {}
         """The reads still to be made behind this step's pushes, by server."""
-        self._riding: list[Message] = []
+        self._riding: list[MessageCost] = []
         """The calls that travel in the message that is sent next."""
 
     def steady(self) -> tuple[float, Timeline]:
@@ -151,9 +151,9 @@ class _Steps(Step):
         for each in trips:
             self.now_s = max(self.now_s, self._network.arrival_s(each))
 
-    def _to_be_read_behind(self) -> dict[str, list[tuple[_Read, Message]]]:
+    def _to_be_read_behind(self) -> dict[str, list[tuple[_Read, MessageCost]]]:
         """Return the next step's reads that are made behind this step's pushes, by server."""
-        found: dict[str, list[tuple[_Read, Message]]] = {}
+        found: dict[str, list[tuple[_Read, MessageCost]]] = {}
         for read in self._to_come[0]:
             call, message = self._ahead[read.node], read.message
             if call.way is Way.NOTHING_WRITTEN:
@@ -182,7 +182,7 @@ class _Steps(Step):
         return trip
 
     @override
-    def _send(self, message: Message) -> Trip:
+    def _send(self, message: MessageCost) -> Trip:
         riding, self._riding = self._riding, []
         return super()._send(reduce(behind, riding, message))
 

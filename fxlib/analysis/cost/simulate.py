@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.cost.costs import CallCost, Costs, Message, issue_of, message_of
+from fxlib.analysis.cost.costs import CallCost, Costs, MessageCost, issue_of, message_of
 from fxlib.analysis.cost.network import Network, Trip
 from fxlib.errors import ContractError
 from fxlib.runtime import functions, ops
@@ -98,7 +98,7 @@ def predict(module: GraphModule, profile: Profile | None) -> Simulation:
 
 def simulate(order: Sequence[Node], costs: Costs) -> Simulation:
     """Simulate a step whose forward runs its nodes in `order`, in time linear but for the servers' queues."""
-    step = Step(costs)
+    step = SimulatedStep(costs)
     step.forward(order)
     step.backward(order)
     spans = tuple(sorted(step.spans, key=lambda span: span.start_s))
@@ -112,7 +112,7 @@ def simulate(order: Sequence[Node], costs: Costs) -> Simulation:
     )
 
 
-class Step:
+class SimulatedStep:
     """The trainer's clock, and what has happened so far."""
 
     def __init__(self, costs: Costs) -> None:
@@ -234,7 +234,7 @@ class Step:
         costs, server = tuple(each.cost for each in group), self._costs.servers[group[0].call.to]
         return self._send(message_of(costs, server, serial=False, chains=list(chains.values())))
 
-    def _send(self, message: Message) -> Trip:
+    def _send(self, message: MessageCost) -> Trip:
         self._steal()
         self.now_s += message.issue_s
         return self._network.send(message, self.now_s)
@@ -302,7 +302,7 @@ def gradients(order: Iterable[Node], costs: Costs) -> list[Gradient]:
                 travels=contract is not None and node.target is ops.send_gradient,
             )
             found.append((node.args[-1], gradient))
-    return [gradient for _, gradient in sorted(found, key=_place)]
+    return [gradient for _, gradient in sorted(found, key=_position)]
 
 
 def _grouped_in_messages(group: Iterable[Gradient]) -> list[list[Gradient]]:
@@ -318,7 +318,7 @@ def _grouped_in_messages(group: Iterable[Gradient]) -> list[list[Gradient]]:
     return messages
 
 
-def _place(found: tuple[object, Gradient]) -> int:
+def _position(found: tuple[object, Gradient]) -> int:
     return found[0] if isinstance(found[0], int) else 0
 
 
@@ -354,13 +354,13 @@ def live_bytes(
     """
     begun, ended = [0] * len(order), [0] * len(order)
     last: dict[_Value, int] = {}
-    for place, node in enumerate(order):
+    for position, node in enumerate(order):
         for value in needed(node):
             if value not in last:
-                begun[place] += size(value)
-            last[value] = place
-    for value, place in last.items():
-        ended[place] += size(value)
+                begun[position] += size(value)
+            last[value] = position
+    for value, position in last.items():
+        ended[position] += size(value)
     held = 0
     for begins, ends in zip(begun, ended, strict=True):
         held += begins

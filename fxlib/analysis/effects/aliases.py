@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.operators.arguments import shared_arguments, written_arguments
-from fxlib.analysis.operators.schemas import Operator, attribute, facts_of
+from fxlib.analysis.operators.schemas import OperatorFacts, attribute, facts_of
 from fxlib.runtime.ops.operators import create, make_rref
 from fxlib.runtime.ops.registry import CROSSING
 
@@ -42,7 +42,7 @@ class Aliases:
         self._parents = [self.OUTSIDE]
         self._nodes: dict[Node, int] = {}
         self._state: dict[object, int] = {}
-        self._entered: set[Operator] = set()
+        self._entered: set[OperatorFacts] = set()
         self._held: dict[int, int] = {}
         """Indices in `_state` of the tensors of those operators, by identity."""
         self._explicit: dict[Node, list[Node]] = {}
@@ -52,7 +52,7 @@ class Aliases:
         """RRefs through which servers may read memory of this process while a call that was given one is in flight."""
         for node, behaviour in zip(nodes, behaviours, strict=True):
             self._nodes[node] = self._new()
-            self._place(module, node, behaviour)
+            self._classify(module, node, behaviour)
             if behaviour.operator is not None and behaviour.operator.writes:
                 self._explicit[node] = list(written_arguments(node, behaviour.operator))
         self._input_writers = {node for node, written in self._explicit.items() if self._are_inputs(written)}
@@ -85,7 +85,7 @@ class Aliases:
         """Return whether the node writes memory that the caller gave, as opposed to the module's own."""
         return node in self._input_writers
 
-    def _place(self, module: GraphModule, node: Node, behaviour: Behaviour) -> None:
+    def _classify(self, module: GraphModule, node: Node, behaviour: Behaviour) -> None:
         own, operator = self._nodes[node], behaviour.operator
         if node.target is make_rref or (node.target is create and not self.references.isdisjoint(node.all_input_nodes)):
             self.references.add(node)
@@ -127,7 +127,7 @@ class Aliases:
         count = len(several.target._schema.returns)  # type: ignore[union-attr]
         return self._items.setdefault((several, index % count), self._nodes[node])
 
-    def _enter(self, operator: Operator) -> None:
+    def _enter(self, operator: OperatorFacts) -> None:
         """Register a module's own state by its memory, so that a `get_attr` of the same tensor joins it."""
         self._entered.add(operator)
         for tensor in operator.state:

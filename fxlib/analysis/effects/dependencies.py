@@ -28,7 +28,7 @@ from fxlib.analysis.effects.resources import (
 )
 
 
-class Why(IntEnum):
+class Cause(IntEnum):
     """The cause of a dependency."""
 
     DATA = 0
@@ -75,24 +75,24 @@ class Dependencies:
                 out.
             nodes: the nodes of the program as it is now, in order.
         """
-        left = [place for place in order if heads.get(place, place) == place]
-        now = {place: at for at, place in enumerate(left)}
-        moved = [now[heads.get(place, place)] for place in range(len(order))]
+        left = [position for position in order if heads.get(position, position) == position]
+        now = {position: at for at, position in enumerate(left)}
+        moved = [now[heads.get(position, position)] for position in range(len(order))]
         edges: list[list[int]] = [[] for _ in left]
-        for place in order:
-            at = moved[place]
-            own = [moved[edge >> _BITS] << _BITS | edge & _CAUSE for edge in self.edges[place]]
+        for position in order:
+            at = moved[position]
+            own = [moved[edge >> _BITS] << _BITS | edge & _CAUSE for edge in self.edges[position]]
             edges[at].extend([edge for edge in own if edge >> _BITS != at])
         return Dependencies(effects=self.effects.gathered(order, heads, nodes), edges=edges)
 
-    def before(self, place: int) -> Iterator[tuple[int, Why]]:
-        """Yield each position that must come before `place`, and why; one may occur twice, with different causes."""
-        for edge in self.edges[place]:
-            yield edge >> _BITS, Why(edge & _CAUSE)
+    def before(self, position: int) -> Iterator[tuple[int, Cause]]:
+        """Yield each position that must come before `position`, and why; one may occur twice, with different causes."""
+        for edge in self.edges[position]:
+            yield edge >> _BITS, Cause(edge & _CAUSE)
 
-    def sources(self, place: int) -> list[int]:
-        """Return the positions that must come before `place`; do not modify the result."""
-        return self._sources[place]
+    def sources(self, position: int) -> list[int]:
+        """Return the positions that must come before `position`; do not modify the result."""
+        return self._sources[position]
 
 
 @dataclass(slots=True)
@@ -124,67 +124,67 @@ class _Builder:
 
     def build(self) -> list[list[int]]:
         effects, index = self._effects, self._effects.index
-        for place, (node, does) in enumerate(zip(effects.nodes, effects.per_node, strict=True)):
+        for position, (node, does) in enumerate(zip(effects.nodes, effects.per_node, strict=True)):
             own = [index[value] << _BITS for value in node.all_input_nodes]
             self._edges.append(own)
             if does.part is Part.INPUT:
                 continue
             if self._fence >= 0:
-                own.append(self._edge(self._fence, Why.FENCE))
+                own.append(self._edge(self._fence, Cause.FENCE))
             if does.part is Part.FENCE:
-                self._close(place, own)
+                self._close(position, own)
                 continue
             if does.commits:
                 since = max(self._fence, self._commit)
-                own.extend(self._edge(each, Why.COMMIT) for each in range(max(since, 0), place))
-                self._commit = place
+                own.extend(self._edge(each, Cause.COMMIT) for each in range(max(since, 0), position))
+                self._commit = position
             elif does.joins:
-                own.extend(self._edge(each, Why.COMMIT) for each in self._hazards)
+                own.extend(self._edge(each, Cause.COMMIT) for each in self._hazards)
                 self._hazards.clear()
             if does.reads or does.writes:
-                self._touch(place, does, own)
-            self._use(place, node, own)
-            if self._meets_peers and self._may_fail(place):
-                self._hazards.append(place)
+                self._touch(position, does, own)
+            self._use(position, node, own)
+            if self._meets_peers and self._may_fail(position):
+                self._hazards.append(position)
         return self._edges
 
-    def _may_fail(self, place: int) -> bool:
+    def _may_fail(self, position: int) -> bool:
         """Return whether peers may run the node while it fails in this process: calls, and work that checks values."""
-        does, operator = self._effects.per_node[place], self._effects.behaviours[place].operator
+        does, operator = self._effects.per_node[position], self._effects.behaviours[position].operator
         if does.part is Part.LOCAL:
             return operator is None or operator.raises
-        return does.part in _FALLIBLE and not is_collective(self._effects.nodes[place])
+        return does.part in _FALLIBLE and not is_collective(self._effects.nodes[position])
 
-    def _close(self, place: int, own: list[int]) -> None:
+    def _close(self, position: int, own: list[int]) -> None:
         """Put a fence after everything since the last one; from then on it stands for all of that."""
-        own.extend(self._edge(each, Why.FENCE) for each in range(self._fence + 1, place))
-        self._fence = place
+        own.extend(self._edge(each, Cause.FENCE) for each in range(self._fence + 1, position))
+        self._fence = position
         self._access.clear()
         self._account.clear()
         self._hazards.clear()
         self._servers = _ServerWrites()
 
-    def _touch(self, place: int, does: NodeEffects, own: list[int]) -> None:
+    def _touch(self, position: int, does: NodeEffects, own: list[int]) -> None:
         completes = does.part is Part.WAIT  # adds no conflict of its own: whatever conflicts with the call waits for it
         for resource in does.reads:
             if isinstance(resource, ServerState):
                 if not completes and (writer := self._servers.last(resource)) >= 0:
-                    own.append(self._edge(writer, Why.SERVER))
+                    own.append(self._edge(writer, Cause.SERVER))
                 continue
             access = self._last_to_touch(resource)
             if not completes and access.writer is not None:
                 own.append(self._edge(access.writer, _cause(resource)))
-            access.readers.append(place)
+            access.readers.append(position)
         for resource in does.writes:
             if isinstance(resource, ServerState):
                 if completes and self._servers.latest >= 0:
-                    own.append(self._edge(self._servers.latest, Why.SERVER))
-                self._servers.note(resource, place)
+                    own.append(self._edge(self._servers.latest, Cause.SERVER))
+                self._servers.note(resource, position)
                 continue
             access = self._last_to_touch(resource)
             earlier = access.readers if access.writer is None else [access.writer, *access.readers]
-            own.extend(self._edge(each, _cause(resource)) for each in earlier if each != place)
-            self._access[resource] = _Access(writer=place)
+            own.extend(self._edge(each, _cause(resource)) for each in earlier if each != position)
+            self._access[resource] = _Access(writer=position)
 
     def _last_to_touch(self, resource: Resource) -> _Access:
         found = self._access.get(resource)
@@ -192,16 +192,16 @@ class _Builder:
             self._access[resource] = found = _Access()
         return found
 
-    def _use(self, place: int, node: Node, own: list[int]) -> None:
-        for account in self._uses.accounts_used(node, self._effects.behaviours[place]):
+    def _use(self, position: int, node: Node, own: list[int]) -> None:
+        for account in self._uses.accounts_used(node, self._effects.behaviours[position]):
             last = self._account.get(account, -1)
-            if last >= 0 and last != place:
-                own.append(self._edge(last, Why.SERVER if account == FOLLOWED else Why.GRADIENT))
-            self._account[account] = place
+            if last >= 0 and last != position:
+                own.append(self._edge(last, Cause.SERVER if account == FOLLOWED else Cause.GRADIENT))
+            self._account[account] = position
 
     @staticmethod
-    def _edge(place: int, why: Why) -> int:
-        return place << _BITS | why
+    def _edge(position: int, why: Cause) -> int:
+        return position << _BITS | why
 
 
 class _ServerWrites:
@@ -216,9 +216,9 @@ class _ServerWrites:
         self._by_server: dict[str | None, int] = {}
         self._by_name: dict[str | None, int] = {}
 
-    def note(self, state: ServerState, place: int) -> None:
-        self.latest = self._by_state[state] = place
-        self._by_server[state.server] = self._by_name[state.name] = place
+    def note(self, state: ServerState, position: int) -> None:
+        self.latest = self._by_state[state] = position
+        self._by_server[state.server] = self._by_name[state.name] = position
 
     def last(self, state: ServerState) -> int:
         """Return the position of the latest write that may have changed the state; -1 if there is none."""
@@ -233,7 +233,7 @@ class _ServerWrites:
         return max(self._by_state.get(each, -1) for each in either)
 
 
-def _cause(resource: Resource) -> Why:
+def _cause(resource: Resource) -> Cause:
     if isinstance(resource, (Process, Peers, Reductions)):
-        return Why.SERVER
-    return Why.RANDOM if isinstance(resource, Generator) else Why.MEMORY
+        return Cause.SERVER
+    return Cause.RANDOM if isinstance(resource, Generator) else Cause.MEMORY

@@ -20,7 +20,7 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.operators import operator_tables as words
-from fxlib.analysis.operators.schemas import Operator, attribute
+from fxlib.analysis.operators.schemas import OperatorFacts, attribute
 from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.ops.operators import create, make_rref
 from fxlib.runtime.ops.registry import FETCHES, TRACKERS
@@ -51,7 +51,7 @@ class GradientUses:
         self._written = {
             each.alias_class: each for of in effects.per_node for each in of.writes if isinstance(each, Storage)
         }
-        self._modules: dict[Operator, tuple[Hashable, ...]] = {}
+        self._modules: dict[OperatorFacts, tuple[Hashable, ...]] = {}
         self._held: set[Hashable] = set()
         self._joined: dict[Hashable, Hashable] = {}
         """Joined accounts, each with an account that it was joined with."""
@@ -164,7 +164,7 @@ class GradientUses:
         except Exception:  # noqa: BLE001 - whatever stands for an RRef of another process
             return True
 
-    def _accounts_of_module(self, operator: Operator) -> tuple[Hashable, ...]:
+    def _accounts_of_module(self, operator: OperatorFacts) -> tuple[Hashable, ...]:
         """Return the accounts of a module's parameters, cached because modules are called repeatedly."""
         if operator not in self._modules:
             parameters = (tensor for tensor in operator.state if isinstance(tensor, torch.nn.Parameter))

@@ -37,17 +37,17 @@ class Motion:
         self._vouching = _vouching(effects)
         gradients = GradientUses(module, effects) if keep_gradients else None
         self._accounts: list[Sequence[Hashable]] = []
-        for place, (node, does) in enumerate(zip(effects.nodes, effects.per_node, strict=True)):
+        for position, (node, does) in enumerate(zip(effects.nodes, effects.per_node, strict=True)):
             if does.part is Part.FENCE:
-                self._fences.append(place)
+                self._fences.append(position)
             elif does.commits or does.joins:
-                self._commits.append(place)
+                self._commits.append(position)
             for each in does.writes:
-                self._writes[each].append(place)
-            used = () if gradients is None else gradients.accounts_used(node, effects.behaviours[place])
+                self._writes[each].append(position)
+            used = () if gradients is None else gradients.accounts_used(node, effects.behaviours[position])
             self._accounts.append(used)
             for account in used:
-                self._uses[account].append(place)
+                self._uses[account].append(position)
 
     def unfit(self, node: Node) -> Reason | None:
         """Return why a node is not plain work, which computes a result and does nothing else; None if it is."""
@@ -70,38 +70,38 @@ class Motion:
 
     def written_from(self, value: Node, at: int) -> bool:
         """Return whether a node at position `at`, or later, writes to the memory of a value."""
-        places = self._writes.get(Storage(self._effects.aliases.of(value)))
-        return places is not None and places[-1] >= at
+        positions = self._writes.get(Storage(self._effects.aliases.of(value)))
+        return positions is not None and positions[-1] >= at
 
     def refusal(self, nodes: Iterable[Node], at: int) -> Reason | None:
         """Return why some of this plain work may not run at position `at`, before the node there; None if all may."""
-        places = {self._effects.index[node] for node in nodes}
-        first, last = min(places), max(places)
+        positions = {self._effects.index[node] for node in nodes}
+        first, last = min(positions), max(positions)
         if self._lies_between(self._fences, min(first, at - 1), max(last, at)):
             return Reason.OPAQUE_NEIGHBOUR
         if self._lies_between(self._commits, first, at):
             return Reason.ORDERED_BEFORE_WRITE
-        for place in places:
-            low, high = (place, at) if place < at else (at - 1, place)
-            for resource in self._effects.per_node[place].reads:
+        for position in positions:
+            low, high = (position, at) if position < at else (at - 1, position)
+            for resource in self._effects.per_node[position].reads:
                 if self._lies_between(self._writes.get(resource, ()), low, high):
                     return Reason.VALUE_WRITTEN
-        return self._gradients_between(places, at)
+        return self._gradients_between(positions, at)
 
-    def _gradients_between(self, places: set[int], at: int) -> Reason | None:
-        for place in places:
-            low, high = (place, at) if place < at else (at - 1, place)
-            for account in self._accounts[place]:
+    def _gradients_between(self, positions: set[int], at: int) -> Reason | None:
+        for position in positions:
+            low, high = (position, at) if position < at else (at - 1, position)
+            for account in self._accounts[position]:
                 uses = self._uses[account]
-                if any(each not in places for each in uses[bisect_right(uses, low) : bisect_left(uses, high)]):
+                if any(each not in positions for each in uses[bisect_right(uses, low) : bisect_left(uses, high)]):
                     return Reason.GRADIENT_ORDER
         return None
 
     @staticmethod
-    def _lies_between(places: list[int] | tuple[()], low: int, high: int) -> bool:
+    def _lies_between(positions: list[int] | tuple[()], low: int, high: int) -> bool:
         """Return whether one of the sorted positions is greater than `low` and smaller than `high`."""
-        found = bisect_right(places, low)
-        return found < len(places) and places[found] < high
+        found = bisect_right(positions, low)
+        return found < len(positions) and positions[found] < high
 
 
 def _vouching(effects: Effects) -> set[Node]:

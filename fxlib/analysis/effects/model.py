@@ -28,7 +28,7 @@ from fxlib.analysis.effects.resources import (
     starts_at_once,
 )
 from fxlib.analysis.operators.arguments import written_arguments
-from fxlib.analysis.operators.schemas import Operator
+from fxlib.analysis.operators.schemas import OperatorFacts
 from fxlib.capture import builtin_contracts
 from fxlib.reasons import Reason
 
@@ -78,7 +78,7 @@ class Effects:
         analyst = _Analyst(aliases, nodes, behaviours)
         return cls(
             nodes=nodes,
-            index={node: place for place, node in enumerate(nodes)},
+            index={node: position for position, node in enumerate(nodes)},
             behaviours=behaviours,
             aliases=aliases,
             per_node=[analyst.describe(node, each) for node, each in zip(nodes, behaviours, strict=True)],
@@ -87,18 +87,18 @@ class Effects:
     def gathered(self, order: Sequence[int], heads: Mapping[int, int], nodes: Sequence[Node]) -> Effects:
         """Return the effects after some issues have been merged: see `Dependencies.gathered`."""
         together: dict[int, list[int]] = {}
-        for place, head in heads.items():
-            together.setdefault(head, []).append(place)
-        left = [place for place in order if heads.get(place, place) == place]
-        per_node = [self.per_node[place] for place in left]
-        for at, place in enumerate(left):
-            if place in together:
-                per_node[at] = _union([self.per_node[each] for each in together[place]])
-                self.aliases.replace(self.nodes[place], nodes[at])
+        for position, head in heads.items():
+            together.setdefault(head, []).append(position)
+        left = [position for position in order if heads.get(position, position) == position]
+        per_node = [self.per_node[position] for position in left]
+        for at, position in enumerate(left):
+            if position in together:
+                per_node[at] = _union([self.per_node[each] for each in together[position]])
+                self.aliases.replace(self.nodes[position], nodes[at])
         return Effects(
             nodes=nodes,
-            index={node: place for place, node in enumerate(nodes)},
-            behaviours=[self.behaviours[place] for place in left],
+            index={node: position for position, node in enumerate(nodes)},
+            behaviours=[self.behaviours[position] for position in left],
             aliases=self.aliases,
             per_node=per_node,
         )
@@ -120,8 +120,8 @@ class _Analyst:
         self._aliases = aliases
         self._known: dict[tuple[object, ...], NodeEffects] = {}
         self._written: dict[int, Storage] = {}
-        self._state: dict[Operator, tuple[int, ...]] = {}
-        self._written_state: dict[Operator, list[int]] = {}
+        self._state: dict[OperatorFacts, tuple[int, ...]] = {}
+        self._written_state: dict[OperatorFacts, list[int]] = {}
         pairs = list(zip(nodes, behaviours, strict=True))
         for node, behaviour in pairs:
             operator = behaviour.operator
@@ -178,13 +178,13 @@ class _Analyst:
         joins = part is not Part.WAIT and PEERS in written
         return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(written), joins=joins)
 
-    def _reads_process(self, node: Node, operator: Operator | None) -> bool:
+    def _reads_process(self, node: Node, operator: OperatorFacts | None) -> bool:
         """Return whether the node reads something that a call which runs in this process may have changed."""
         if operator is None:
             return False
         return bool(operator.state) or any(value in self._from_outside for value in node.all_input_nodes)
 
-    def _reads(self, node: Node, operator: Operator | None) -> tuple[int, ...]:
+    def _reads(self, node: Node, operator: OperatorFacts | None) -> tuple[int, ...]:
         """Return the alias classes of written memory that the node reads."""
         if not self._written:
             return ()
@@ -194,13 +194,13 @@ class _Analyst:
             return found
         return (*found, *self._state_read(operator))
 
-    def _state_read(self, operator: Operator) -> tuple[int, ...]:
+    def _state_read(self, operator: OperatorFacts) -> tuple[int, ...]:
         """Return the alias classes of written memory that a module holds; they are cached, as modules recur."""
         if operator not in self._state:
             self._state[operator] = tuple(sorted(self._aliases.of_state(operator.state) & self._written.keys()))
         return self._state[operator]
 
-    def _writes(self, node: Node, operator: Operator | None) -> Sequence[int]:
+    def _writes(self, node: Node, operator: OperatorFacts | None) -> Sequence[int]:
         if operator is None or not (operator.writes or operator.written_state):
             return ()
         found = [self._aliases.of(value) for value in written_arguments(node, operator)]
@@ -208,7 +208,7 @@ class _Analyst:
             found.extend(self._state_written(operator))
         return found
 
-    def _state_written(self, operator: Operator) -> list[int]:
+    def _state_written(self, operator: OperatorFacts) -> list[int]:
         if operator not in self._written_state:
             self._written_state[operator] = sorted(self._aliases.of_state(operator.written_state))
         return self._written_state[operator]

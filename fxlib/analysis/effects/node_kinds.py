@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fxlib.analysis.effects.resources import contract_of_call
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.arguments import depends_on_arguments, operator_of, shared_arguments, written_arguments
-from fxlib.analysis.operators.schemas import Operator, attribute, facts_of, makes_container, module_operator
+from fxlib.analysis.operators.schemas import OperatorFacts, attribute, facts_of, makes_container, module_operator
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.attributes import read_attribute
@@ -146,7 +146,7 @@ class Behaviour:
     """The behaviour of one node: `operator` is the effect of local work on its arguments, `fence` a fence's reason."""
 
     part: Part
-    operator: Operator | None = None
+    operator: OperatorFacts | None = None
     fence: Reason | None = None
 
     @property
@@ -161,8 +161,8 @@ _FIXED = {part: Behaviour(part=part) for part in Part}
 _OPAQUE = Behaviour(part=Part.FENCE, fence=Reason.OPAQUE_NEIGHBOUR)
 _OUTSIDE_PAIR = Behaviour(part=Part.FENCE, fence=Reason.ALREADY_ASYNC)
 _MODE = Behaviour(part=Part.FENCE, fence=Reason.MODE_BLOCK)
-_TRACK = Behaviour(part=Part.LOCAL, operator=Operator(name="track_gradient", shares=True, raises=True))
-_REFERENCE = Behaviour(part=Part.LOCAL, operator=Operator(name="make_rref", shares=True, same=True, raises=True))
+_TRACK = Behaviour(part=Part.LOCAL, operator=OperatorFacts(name="track_gradient", shares=True, raises=True))
+_REFERENCE = Behaviour(part=Part.LOCAL, operator=OperatorFacts(name="make_rref", shares=True, same=True, raises=True))
 _JOINED = Behaviour(part=Part.LOCAL, operator=facts_of(operator.concat))
 _PARTS = {"placeholder": Part.INPUT, "get_attr": Part.STATE, "output": Part.OUTPUT}
 
@@ -176,7 +176,7 @@ _MODES: frozenset[object] = frozenset(
 
 
 @functools.cache
-def _local(operator: Operator) -> Behaviour:
+def _local(operator: OperatorFacts) -> Behaviour:
     return Behaviour(part=Part.LOCAL, operator=operator)
 
 
@@ -248,7 +248,7 @@ class Behaviours:
             self._submodules[target] = Behaviour(part=Part.LOCAL, operator=operator) if known else _OPAQUE
         return self._submodules[target]
 
-    def _data_parallel(self, path: str, called: nn.Module) -> Operator | None:
+    def _data_parallel(self, path: str, called: nn.Module) -> OperatorFacts | None:
         """Return what a `DistributedDataParallel` does: the work of the module inside, and its communication.
 
         The result is None if it may do anything, or if its parameters are also used outside of it: then the position of
@@ -297,7 +297,7 @@ class Behaviours:
         return _TRACK if node.target in TRACKERS else None
 
 
-def body_operator(body: GraphModule) -> Operator | None:
+def body_operator(body: GraphModule) -> OperatorFacts | None:
     """Return what calling a module that is itself a graph does; None if it may do anything, or makes remote calls.
 
     Memory that may belong to an argument or to the module is followed through the graph; a write to any of it counts as
@@ -327,7 +327,7 @@ def body_operator(body: GraphModule) -> Operator | None:
             return None
     results = next(node for node in reversed(body.graph.nodes) if node.op == "output").all_input_nodes
     shares = any(node in given or node in held for node in results)
-    return Operator(
+    return OperatorFacts(
         name=type(body).__name__,
         shares=shares,
         same=shares,

@@ -16,7 +16,7 @@ from fxlib.runtime.data_parallel import ALL_RANKS, DataParallel, described
 from fxlib.runtime.submodules import submodule
 from fxlib.wire import OpaqueModule
 
-Sizes = Mapping[str, tuple[int, ...]]
+GroupSizes = Mapping[str, tuple[int, ...]]
 """Sizes of process groups by name: those that the graph states, which may be none, one or several."""
 
 
@@ -24,8 +24,8 @@ Sizes = Mapping[str, tuple[int, ...]]
 class Groups:
     """The process groups of functional collectives, and those over which backward reduces gradients."""
 
-    collectives: Sizes
-    reducing: Sizes
+    collectives: GroupSizes
+    reducing: GroupSizes
 
     def __bool__(self) -> bool:
         """Return whether there are any groups."""
@@ -101,5 +101,5 @@ def _stated_sizes(node: Node) -> Iterator[int]:
         yield size
 
 
-def _sorted(groups: Mapping[str, set[int]]) -> Sizes:
+def _sorted(groups: Mapping[str, set[int]]) -> GroupSizes:
     return {name: tuple(sorted(sizes)) for name, sizes in sorted(groups.items())}

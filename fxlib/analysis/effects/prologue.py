@@ -257,10 +257,10 @@ class _Analyst:
 
         Memory from outside is watched by its version as the program runs.
         """
-        aliases, place = self._effects.aliases, self._effects.index[call]
+        aliases, position = self._effects.aliases, self._effects.index[call]
         own = {aliases.of(node) for node in prologue if node.op not in ("placeholder", "get_attr")}
         for fence in self._fences:
-            if self._effects.index[fence] > place:
+            if self._effects.index[fence] > position:
                 return
             if any(aliases.of(value) in own for value in fence.all_input_nodes):
                 raise _Refusal(Reason.AHEAD_OPAQUE, str(fence.target))

@@ -12,13 +12,13 @@ import torch
 from torch.fx import Node
 
 from fxlib.analysis.operators import operator_tables as words
-from fxlib.analysis.operators.schemas import Operator, facts_of, flags_of
+from fxlib.analysis.operators.schemas import OperatorFacts, facts_of, flags_of
 
 _SWITCHES = words.FLAGS | {"out"}
 """Arguments that change what an operator does."""
 
 
-def operator_of(node: Node) -> Operator | None:
+def operator_of(node: Node) -> OperatorFacts | None:
     """Return what a `call_function` or `call_method` node does with its own arguments; None if it may do anything."""
     found = facts_of(node.target)
     return _as_called(found, node) if found is not None and depends_on_arguments(node) else found
@@ -29,7 +29,7 @@ def depends_on_arguments(node: Node) -> bool:
     return bool(flags_of(node.target)) or not _SWITCHES.isdisjoint(node.kwargs)
 
 
-def _as_called(found: Operator, node: Node) -> Operator:
+def _as_called(found: OperatorFacts, node: Node) -> OperatorFacts:
     """Account for `out=`, `inplace=`, `training=` and the like."""
     name = found.name
     return _variant(
@@ -45,8 +45,8 @@ def _as_called(found: Operator, node: Node) -> Operator:
 
 @functools.cache
 def _variant(
-    found: Operator, *, out: bool, in_place: bool, idle: bool, renormalizes: bool, plain: bool, indexes: bool
-) -> Operator:
+    found: OperatorFacts, *, out: bool, in_place: bool, idle: bool, renormalizes: bool, plain: bool, indexes: bool
+) -> OperatorFacts:
     writes = found.writes
     if idle and found.name in words.RUNNING_STATISTICS:
         writes = frozenset()
@@ -66,22 +66,22 @@ def _variant(
     )
 
 
-def written_arguments(node: Node, found: Operator) -> Iterator[Node]:
+def written_arguments(node: Node, found: OperatorFacts) -> Iterator[Node]:
     """Yield the nodes whose memory the operator writes when called as in `node`."""
     return _at(node, found.writes)
 
 
-def shared_arguments(node: Node, found: Operator) -> Iterable[Node]:
+def shared_arguments(node: Node, found: OperatorFacts) -> Iterable[Node]:
     """Return the nodes whose memory the operator's result may share."""
     return node.all_input_nodes if found.shared is None else _at(node, found.shared)
 
 
-def _at(node: Node, places: Iterable[int | str]) -> Iterator[Node]:
-    for place in places:
-        if isinstance(place, str):
-            value = node.kwargs.get(place)
+def _at(node: Node, positions: Iterable[int | str]) -> Iterator[Node]:
+    for position in positions:
+        if isinstance(position, str):
+            value = node.kwargs.get(position)
         else:
-            value = node.args[place] if place < len(node.args) else None
+            value = node.args[position] if position < len(node.args) else None
         yield from nodes_in(value)
 
 
@@ -108,8 +108,8 @@ def _flag(node: Node, name: str) -> object:
     """Return the value of an argument that changes what the operator does; None if it is not given."""
     if name in node.kwargs:
         return node.kwargs[name]
-    place = flags_of(node.target).get(name)
-    return node.args[place] if place is not None and place < len(node.args) else None
+    position = flags_of(node.target).get(name)
+    return node.args[position] if position is not None and position < len(node.args) else None
 
 
 def frozen(value: Any) -> Hashable:
@@ -148,16 +148,16 @@ def replace_arguments(node: Node, **values: Any) -> None:
     names = _names_of(node.target)
     args, kwargs = list(node.args), dict(node.kwargs)
     for name, value in values.items():
-        place = names.index(name)
-        if place < len(args):
-            args[place] = value
+        position = names.index(name)
+        if position < len(args):
+            args[position] = value
         else:
             kwargs[name] = value
     node.args, node.kwargs = tuple(args), kwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class OverloadParameter:
     """One parameter of an overload."""
 
     name: str
@@ -174,24 +174,24 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overload:
+class OverloadSignature:
     """One overload of an operator of ATen."""
 
     operator: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[OverloadParameter, ...]
     names: tuple[str, ...]
-    places: int
+    positional: int
     """Number of positional parameters."""
 
 
 @functools.cache
-def overload_of(target: torch._ops.OpOverload) -> Overload:
+def overload_of(target: torch._ops.OpOverload) -> OverloadSignature:
     """Return the parameters of one overload."""
     return _read(target._schema)
 
 
 @functools.cache
-def overloads(name: str) -> tuple[Overload, ...]:
+def overloads(name: str) -> tuple[OverloadSignature, ...]:
     """Return the overloads of an operator of ATen that work on tensors, without those that write to `out=`.
 
     Overloads with the fewest parameters come first.
@@ -205,20 +205,20 @@ def overloads(name: str) -> tuple[Overload, ...]:
     return tuple(sorted(kept, key=lambda each: len(each.names)))
 
 
-def _read(schema: Any) -> Overload:
+def _read(schema: Any) -> OverloadSignature:
     parameters = tuple(map(_read_parameter, schema.arguments))
-    return Overload(
+    return OverloadSignature(
         operator=str(schema.name).split("::")[1],
         parameters=parameters,
         names=tuple(each.name for each in parameters),
-        places=sum(not each.named for each in parameters),
+        positional=sum(not each.named for each in parameters),
     )
 
 
-def _read_parameter(argument: Any) -> Parameter:
+def _read_parameter(argument: Any) -> OverloadParameter:
     written, default = str(argument.type), argument.default_value
     optional = written.startswith("Optional[")
-    return Parameter(
+    return OverloadParameter(
         name=argument.name,
         kind=written.removeprefix("Optional[").rstrip("]") if optional else written,
         optional=optional,

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from fxlib.analysis.operators import operator_tables as words
-from fxlib.analysis.operators.arguments import Overload, Parameter, overload_of, overloads
+from fxlib.analysis.operators.arguments import OverloadParameter, OverloadSignature, overload_of, overloads
 from fxlib.analysis.operators.schemas import facts_of, module_operator
 
 _ARITHMETIC: dict[object, str] = {
@@ -187,7 +187,7 @@ def _by_signature(
     if not all(each in given for each in names) or isinstance(given[names[0]], (bool, int, float)):
         return None
     kept = [each for each in names if each not in _UNSEEN and not (each == "inplace" and given[each] is False)]
-    spelled = tuple(_SPELLINGS.get(each, each) if place == 0 else each for place, each in enumerate(kept))
+    spelled = tuple(_SPELLINGS.get(each, each) if position == 0 else each for position, each in enumerate(kept))
     return Form(operator=name, names=spelled, operands=tuple(_settled(given[each]) for each in kept))
 
 
@@ -197,11 +197,11 @@ def _by_schema(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> For
     return next(fitting, None)
 
 
-def _bound(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
+def _bound(overload: OverloadSignature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
     names = overload.names
-    if len(args) > overload.places == 2 and overload.parameters[1].listed:  # x.view(2, 3)
+    if len(args) > overload.positional == 2 and overload.parameters[1].listed:  # x.view(2, 3)
         args = (args[0], tuple(args[1:]))
-    if len(args) > overload.places:
+    if len(args) > overload.positional:
         return None
     given = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
@@ -220,7 +220,7 @@ def _bound(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return Form(operator=overload.operator, names=(first, *names[1:]), operands=tuple(operands))
 
 
-def _takes(parameter: Parameter, value: Any) -> bool:
+def _takes(parameter: OverloadParameter, value: Any) -> bool:
     """Return whether a value, a node or a literal, may be passed for a parameter."""
     if value is None:
         return parameter.optional

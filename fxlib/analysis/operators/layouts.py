@@ -32,7 +32,7 @@ class Layout:
         return same(self.stride, other.stride)
 
     @property
-    def lies_apart(self) -> bool:
+    def has_distinct_elements(self) -> bool:
         """Return whether each element is known to have memory of its own, unlike after `expand` or `unfold`."""
         both = zip(self.stride, self.shape, strict=True)
         dimensions = [(stride, size) for stride, size in both if isinstance(stride, int) and isinstance(size, int)]

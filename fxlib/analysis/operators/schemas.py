@@ -45,7 +45,7 @@ _DRAWS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.Fr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Operator:
+class OperatorFacts:
     """One operator. Arguments are named by position or keyword."""
 
     name: str
@@ -77,7 +77,7 @@ class Operator:
         return bool(self.writes or self.random or self.raises or self.written_state or self.reduces)
 
 
-def facts_of(target: object) -> Operator | None:
+def facts_of(target: object) -> OperatorFacts | None:
     """Return what a function, a method by name, or an overload does if no argument changes it; None if unknown."""
     return _method(target) if isinstance(target, str) else _function(target)
 
@@ -104,17 +104,17 @@ def flags_of(target: object) -> dict[str, int]:
         return {}
     if isinstance(target, torch._ops.OpOverload):
         names = [argument.name for argument in target._schema.arguments]
-        return {name: place for place, name in enumerate(names) if name in words.FLAGS}
+        return {name: position for position, name in enumerate(names) if name in words.FLAGS}
     try:
         names = list(inspect.signature(target).parameters)
     except (TypeError, ValueError):  # a builtin: its schema has them
         schemas = _schemas(getattr(target, "__name__", ""))
         names = [argument.name for argument in schemas[0].arguments] if schemas else []
-    return {name: place for place, name in enumerate(names) if name in words.FLAGS}
+    return {name: position for position, name in enumerate(names) if name in words.FLAGS}
 
 
 @functools.cache
-def _function(target: object) -> Operator | None:
+def _function(target: object) -> OperatorFacts | None:
     if isinstance(target, torch._ops.OpOverload):
         return _overload(target)
     if isinstance(target, torch._ops.OpOverloadPacket):
@@ -126,9 +126,9 @@ def _function(target: object) -> Operator | None:
 
 
 @functools.cache
-def _method(name: str) -> Operator | None:
+def _method(name: str) -> OperatorFacts | None:
     if name in words.RREF_METHODS:
-        return Operator(name=name, gradient=False)
+        return OperatorFacts(name=name, gradient=False)
     return _torch(name) if name in _tensor_methods() else None
 
 
@@ -140,16 +140,16 @@ def _key(target: object) -> object:
     return target
 
 
-def _python(name: str) -> Operator:
+def _python(name: str) -> OperatorFacts:
     if name in words.PYTHON_IN_PLACE:
-        return Operator(name=name, writes=frozenset({0}), shares=True, same=True)
+        return OperatorFacts(name=name, writes=frozenset({0}), shares=True, same=True)
     shares = name in words.PYTHON_SHARING
     raises, gradient = name in words.RAISING, name not in words.NO_GRADIENT
-    return Operator(name=name, shares=shares, same=shares, raises=raises, gradient=gradient)
+    return OperatorFacts(name=name, shares=shares, same=shares, raises=raises, gradient=gradient)
 
 
 @functools.cache
-def _torch(name: str) -> Operator | None:
+def _torch(name: str) -> OperatorFacts | None:
     """Return an operator by the name under which torch publishes it: function, method or `aten` operator."""
     if name in words.UNKNOWN:
         return None
@@ -158,7 +158,7 @@ def _torch(name: str) -> Operator | None:
     view = bool(writes) or any(result.alias_info for schema in schemas for result in schema.returns)
     trusted = _is_functional(schemas) and name not in words.RETURN_ARGUMENT
     shares = name not in words.FRESH and (view or not trusted)
-    return Operator(
+    return OperatorFacts(
         name=name,
         shares=shares,
         same=shares and name not in words.NEW_VIEW,
@@ -170,7 +170,7 @@ def _torch(name: str) -> Operator | None:
 
 
 @functools.cache
-def _overload(target: torch._ops.OpOverload[..., Any]) -> Operator | None:
+def _overload(target: torch._ops.OpOverload[..., Any]) -> OperatorFacts | None:
     if target.namespace not in {"aten", "prims"}:
         return None  # a custom operator: its schema describes its arguments, but no side effects
     schema, name = target._schema, target._schema.name.split("::")[1]
@@ -179,7 +179,7 @@ def _overload(target: torch._ops.OpOverload[..., Any]) -> Operator | None:
     writes = frozenset(_written(schema))
     silent = name in words.UNSAFE_VIEWS or (_is_composite(target.name()) and name not in words.FRESH)
     shares = silent or any(result.alias_info for result in schema.returns)
-    return Operator(
+    return OperatorFacts(
         name=name,
         shares=shares,
         shared=None if silent else frozenset(_annotated(schema)),
@@ -211,11 +211,11 @@ def _written(schema: torch._C.FunctionSchema) -> Iterator[int | str]:
 
 def _annotated(schema: torch._C.FunctionSchema, *, written: bool = False) -> Iterator[int | str]:
     """Yield the arguments that a result may share, or those that are written, by position and by name."""
-    for place, argument in enumerate(schema.arguments):
+    for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and (argument.alias_info.is_write or not written):
             yield argument.name
             if not argument.kwarg_only:
-                yield place
+                yield position
 
 
 def _takes_out(schema: torch._C.FunctionSchema) -> bool:
@@ -289,14 +289,14 @@ def _python_names() -> dict[object, str]:
     return table | {function: "math" for name, function in vars(math).items() if callable(function)}
 
 
-def module_operator(module: nn.Module) -> Operator | None:
+def module_operator(module: nn.Module) -> OperatorFacts | None:
     """Return what calling the module does; None if it may do anything."""
     if not is_known(module):
         return None
     parts = _parts(module)
     in_place = any(map(_works_in_place, parts))
     shares = in_place or not all(map(_is_fresh, map(type, parts)))
-    return Operator(
+    return OperatorFacts(
         name=type(module).__name__,
         shares=shares,
         same=shares,

@@ -15,7 +15,7 @@ from statistics import median
 
 from torch.fx import Node
 
-from fxlib.analysis.cost.costs import CallCost, Costs, Message, message_of, transfer_s
+from fxlib.analysis.cost.costs import CallCost, Costs, MessageCost, message_of, transfer_s
 from fxlib.analysis.cost.network import Network, Trip
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.node_kinds import Part
@@ -85,7 +85,7 @@ def plan(
     planner = _Planner(dependencies, costs, capacity, declared=declared, in_turn=in_turn)
     # Grouping may turn an order between two calls of one kind into an order between two messages, and so into a cycle.
     # In that case every order counts: calls connected by a path are never grouped.
-    found = planner.plan(apart=False) or planner.plan(apart=True)
+    found = planner.plan(separate=False) or planner.plan(separate=True)
     assert found is not None  # noqa: S101 - groups of calls that no path connects leave no cycle
     return found
 
@@ -106,26 +106,30 @@ class _Planner:
         self._calls = _typical(self._costs, [effects.nodes[at] for at in candidates])
         self._in_turn_pays = self._served_in_turn() if declared else set[tuple[str, str]]()
         self._kinds = {at: kind for at in candidates if (kind := self._kind(effects.nodes[at])) is not None}
-        self._arrivals = _Arrivals(self.dependencies, self._costs, self._calls)
+        self._earliest = _EarliestArrivals(self.dependencies, self._costs, self._calls)
 
-    def plan(self, *, apart: bool) -> Batches | None:
+    def plan(self, *, separate: bool) -> Batches | None:
         """Return the groups; None if they would create a cycle.
 
         Args:
-            apart: whether calls of one kind go to different groups if one must come before the other.
+            separate: whether calls of one kind go to different groups if one must come before the other.
         """
-        told: dict[int, Hashable] = {place: place if apart else kind for place, kind in self._kinds.items()}
-        level = levels(self.dependencies, told)
+        kinds: dict[int, Hashable] = {
+            position: position if separate else kind for position, kind in self._kinds.items()
+        }
+        level = levels(self.dependencies, kinds)
         together: dict[tuple[_Kind, int], list[int]] = {}
-        for place, kind in self._kinds.items():
-            together.setdefault((kind, level[place]), []).append(place)
+        for position, kind in self._kinds.items():
+            together.setdefault((kind, level[position]), []).append(position)
         groups: list[tuple[int, ...]] = []
         forms: list[str | None] = []
         declined: list[Declined] = []
-        for (kind, _), places in together.items():
-            for group in self._divided(places):
+        for (kind, _), positions in together.items():
+            for group in self._divided(positions):
                 if (reason := self._against(group, kind)) is not None:
-                    declined.extend(Declined(node=call_name(self._nodes[place]), reason=reason) for place in group)
+                    declined.extend(
+                        Declined(node=call_name(self._nodes[position]), reason=reason) for position in group
+                    )
                 else:
                     groups.append(group)
                     forms.append(kind.batched_by)
@@ -170,45 +174,45 @@ class _Planner:
 
     def _against(self, group: Sequence[int], kind: _Kind) -> Reason | None:
         """Return the reason against one message; None if there is none."""
-        calls = [self._calls[self._nodes[place]] for place in group]
+        calls = [self._calls[self._nodes[position]] for position in group]
         if any(call.guessed for call in calls):
             if self._in_turn:
                 return Reason.BATCH_SLOWER
-            return Reason.BATCH_UNMEASURED if self._arrivals.needs_some(group) else None
+            return Reason.BATCH_UNMEASURED if self._earliest.needs_some(group) else None
         in_turn = self._in_turn or kind.batched_by is not None
         slower = _slower_together(calls, self._costs.servers[calls[0].to], in_turn=in_turn)
         return Reason.BATCH_SLOWER if slower else None
 
-    def _divided(self, places: Iterable[int]) -> Iterator[tuple[int, ...]]:
-        calls = sorted(map(self._arrivals.of, places), key=lambda each: (each.ready_s, each.place))
+    def _divided(self, positions: Iterable[int]) -> Iterator[tuple[int, ...]]:
+        calls = sorted(map(self._earliest.of, positions), key=lambda each: (each.ready_s, each.position))
         for ready in _runs(calls, self._may_leave_together):
-            ready.sort(key=lambda each: (each.lands_s, each.place))
+            ready.sort(key=lambda each: (each.lands_s, each.position))
             for crowd in _runs(ready, self._may_land_together):
-                together = sorted(call.place for call in crowd)
+                together = sorted(call.position for call in crowd)
                 yield from (group for group in self._capped(together) if len(group) > 1)
 
-    def _may_leave_together(self, calls: Sequence[_Arrival]) -> bool:
+    def _may_leave_together(self, calls: Sequence[_EarliestArrival]) -> bool:
         """Return whether waiting for the last call to be ready delays no issue too long, or only unneeded answers."""
         gap_s = calls[-1].ready_s - calls[0].ready_s
         return gap_s <= min(call.tolerance_s for call in calls) or (
             self._costs.measured and self._may_land_together(calls)
         )
 
-    def _may_land_together(self, calls: Sequence[_Arrival]) -> bool:
+    def _may_land_together(self, calls: Sequence[_EarliestArrival]) -> bool:
         """Return whether the trainer has enough other work until the last of their answers arrives."""
-        return not self._arrivals.idles(calls)
+        return not self._earliest.idles(calls)
 
-    def _capped(self, places: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def _capped(self, positions: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Divide calls, in program order, such that no message exceeds its capacity; larger calls go alone."""
         members: list[int] = []
         carried = 0
-        for place in places:
-            call = self._costs.messages[self._nodes[place]].calls[0]
+        for position in positions:
+            call = self._costs.messages[self._nodes[position]].calls[0]
             size = call.request_bytes + call.response_bytes if self._costs.measured else 0
             if members and (len(members) >= self._capacity.calls or carried + size > self._capacity.bytes):
                 yield tuple(members)
                 members, carried = [], 0
-            members.append(place)
+            members.append(position)
             carried += size
         if members:
             yield tuple(members)
@@ -246,7 +250,9 @@ def kind_of_message(issue: Node) -> Hashable:
     return _hashable(issue.args[0]), _hashable(issue.args[4])
 
 
-def _runs(calls: Sequence[_Arrival], fit: Callable[[Sequence[_Arrival]], bool]) -> Iterator[list[_Arrival]]:
+def _runs(
+    calls: Sequence[_EarliestArrival], fit: Callable[[Sequence[_EarliestArrival]], bool]
+) -> Iterator[list[_EarliestArrival]]:
     """Divide calls into runs, each as long as its calls fit together, in O(n log n)."""
     begin = 0
     while begin < len(calls):
@@ -256,7 +262,9 @@ def _runs(calls: Sequence[_Arrival], fit: Callable[[Sequence[_Arrival]], bool]) 
         begin = end
 
 
-def _fit_so_many(fit: Callable[[Sequence[_Arrival]], bool], calls: Sequence[_Arrival], begin: int, count: int) -> bool:
+def _fit_so_many(
+    fit: Callable[[Sequence[_EarliestArrival]], bool], calls: Sequence[_EarliestArrival], begin: int, count: int
+) -> bool:
     return fit(calls[begin : begin + count])
 
 
@@ -278,22 +286,22 @@ def _order(dependencies: Dependencies, groups: Sequence[Sequence[int]]) -> list[
     head = list(range(count))  # each group is represented by its last member
     members = {group[-1]: group for group in groups}
     for group in groups:
-        for place in group:
-            head[place] = group[-1]
+        for position in group:
+            head[position] = group[-1]
     missing = [0] * count
     followers: list[list[int]] = [[] for _ in range(count)]
-    for place in range(count):
-        for source in dependencies.sources(place):
-            if head[source] != head[place]:
-                missing[head[place]] += 1
-                followers[head[source]].append(head[place])
-    ready = [place for place in range(count) if head[place] == place and not missing[place]]
+    for position in range(count):
+        for source in dependencies.sources(position):
+            if head[source] != head[position]:
+                missing[head[position]] += 1
+                followers[head[source]].append(head[position])
+    ready = [position for position in range(count) if head[position] == position and not missing[position]]
     heapq.heapify(ready)
     order: list[int] = []
     while ready:
-        place = heapq.heappop(ready)
-        order.extend(members.get(place, (place,)))
-        for follower in followers[place]:
+        position = heapq.heappop(ready)
+        order.extend(members.get(position, (position,)))
+        for follower in followers[position]:
             missing[follower] -= 1
             if not missing[follower]:
                 heapq.heappush(ready, follower)
@@ -339,10 +347,10 @@ def _stay_s(call: CallCost, costs: Costs) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Arrival:
+class _EarliestArrival:
     """One call: when it may be issued, in seconds from the start of the step, and how long its answer takes."""
 
-    place: int
+    position: int
     """Position of its issue in the program."""
     ready_s: float
     service_s: float
@@ -355,7 +363,7 @@ class _Arrival:
         return self.ready_s + self.service_s
 
 
-class _Arrivals:
+class _EarliestArrivals:
     """The earliest arrivals of the calls of one program, and the other work that the trainer could do meanwhile."""
 
     def __init__(self, dependencies: Dependencies, costs: Costs, calls: Mapping[Node, CallCost]) -> None:
@@ -374,25 +382,27 @@ class _Arrivals:
         self._busy_s = 0.0
         """The trainer's work that needs no answer; for as long as it takes, no answer is missed."""
         needs_answer: list[bool] = []
-        for place, node in enumerate(effects.nodes):
-            begins, after_answer = 0.0, effects.per_node[place].part in _ANSWERS
-            for source in dependencies.sources(place):
+        for position, node in enumerate(effects.nodes):
+            begins, after_answer = 0.0, effects.per_node[position].part in _ANSWERS
+            for source in dependencies.sources(position):
                 begins = max(begins, self._ends[source])
                 after_answer = after_answer or needs_answer[source]
             needs_answer.append(after_answer)
             lasts = costs.seconds.get(node, 0.0)
-            if not after_answer and effects.per_node[place].part is Part.LOCAL:
+            if not after_answer and effects.per_node[position].part is Part.LOCAL:
                 self._busy_s += lasts
             self._starts.append(begins)
             self._ends.append(begins + lasts + self._answer_s(node))
 
-    def of(self, place: int) -> _Arrival:
-        """Return the arrival of the call that is issued at position `place`."""
-        call = self._calls[self._nodes[place]]
+    def of(self, position: int) -> _EarliestArrival:
+        """Return the arrival of the call that is issued at position `position`."""
+        call = self._calls[self._nodes[position]]
         tolerance_s = max(_saved_s(call), _NOISE * call.service_s)
-        return _Arrival(place=place, ready_s=self._ends[place], service_s=call.service_s, tolerance_s=tolerance_s)
+        return _EarliestArrival(
+            position=position, ready_s=self._ends[position], service_s=call.service_s, tolerance_s=tolerance_s
+        )
 
-    def idles(self, calls: Sequence[_Arrival]) -> bool:
+    def idles(self, calls: Sequence[_EarliestArrival]) -> bool:
         """Return whether the trainer would idle for longer than tolerated if all answers came together.
 
         It would if it had run out of other work by then, and the first answers alone would let it go on with work or
@@ -405,12 +415,12 @@ class _Arrivals:
         soon_s = max(call.ready_s for call in calls) + max(call.service_s for call in calls) - tolerance_s
         if max(min(call.lands_s for call in calls), self._busy_s) >= soon_s:
             return False
-        waiting = [wait for call in calls for wait in self._nodes[call.place].users]
+        waiting = [wait for call in calls for wait in self._nodes[call.position].users]
         seen, found_s = set(waiting), 0.0
         while waiting:
             for user in waiting.pop().users:
-                place = self._index[user]
-                if user in seen or self._starts[place] >= soon_s:
+                position = self._index[user]
+                if user in seen or self._starts[position] >= soon_s:
                     continue
                 seen.add(user)
                 waiting.append(user)
@@ -428,24 +438,24 @@ class _Arrivals:
         Args:
             group: positions of issues, each with exactly one wait.
         """
-        every, issues = (1 << len(group)) - 1, [self._nodes[place] for place in group]
+        every, issues = (1 << len(group)) - 1, [self._nodes[position] for position in group]
         needs = {self._index[wait]: 1 << number for number, issue in enumerate(issues) for wait in issue.users}
         left_s = _UNSURE * sum(_saved_s(self._calls[issue]) for issue in issues[1:])
         waits, ahead = frozenset(needs), sorted(needs)
         while ahead:
-            place = heapq.heappop(ahead)
+            position = heapq.heappop(ahead)
             if (
-                needs[place] == every or self._per_node[place].commits
+                needs[position] == every or self._per_node[position].commits
             ):  # writes come after all earlier answers in any case
                 continue
-            node = self._nodes[place]
-            left_s -= 0.0 if place in waits else self._worth_s(node)
+            node = self._nodes[position]
+            left_s -= 0.0 if position in waits else self._worth_s(node)
             if left_s < 0:
                 return True
             for user in map(self._index.__getitem__, node.users):
                 if user not in needs:
                     heapq.heappush(ahead, user)
-                needs[user] = needs.get(user, 0) | needs[place]
+                needs[user] = needs.get(user, 0) | needs[position]
         return False
 
     def _worth_s(self, node: Node) -> float:
@@ -478,8 +488,8 @@ def _slower_together(calls: Sequence[CallCost], server: ServerProfile, *, in_tur
         server: the profile of the server.
         in_turn: whether the server runs the calls of a batch one after another, instead of in parallel.
     """
-    apart_s = _over_s([message_of((call,), server, serial=False) for call in calls], server)
-    return together_s(calls, server, in_turn=in_turn) > (1.0 + _NOISE) * apart_s
+    separate_s = _over_s([message_of((call,), server, serial=False) for call in calls], server)
+    return together_s(calls, server, in_turn=in_turn) > (1.0 + _NOISE) * separate_s
 
 
 def together_s(calls: Sequence[CallCost], server: ServerProfile, *, in_turn: bool) -> float:
@@ -487,7 +497,7 @@ def together_s(calls: Sequence[CallCost], server: ServerProfile, *, in_turn: boo
     return _over_s([message_of(tuple(calls), server, serial=in_turn)], server)
 
 
-def _over_s(messages: Sequence[Message], server: ServerProfile) -> float:
+def _over_s(messages: Sequence[MessageCost], server: ServerProfile) -> float:
     network, now_s, trips = Network({message.to: server for message in messages}), 0.0, list[Trip]()
     for message in messages:
         now_s += message.issue_s

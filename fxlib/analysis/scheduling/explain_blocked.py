@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from fxlib.analysis.effects.dependencies import Dependencies, Why
+from fxlib.analysis.effects.dependencies import Cause, Dependencies
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import (
     ServerState,
@@ -23,10 +23,10 @@ from fxlib.runtime.ops.record import call_name
 
 _ANCHORS = frozenset({Part.WAIT, Part.FENCE, Part.CALL})
 _PLAIN = {
-    Why.GRADIENT: Reason.GRADIENT_ORDER,
-    Why.RANDOM: Reason.RANDOM_ORDER,
-    Why.MEMORY: Reason.ARGUMENT_WRITTEN,
-    Why.COMMIT: Reason.ORDERED_BEFORE_WRITE,
+    Cause.GRADIENT: Reason.GRADIENT_ORDER,
+    Cause.RANDOM: Reason.RANDOM_ORDER,
+    Cause.MEMORY: Reason.ARGUMENT_WRITTEN,
+    Cause.COMMIT: Reason.ORDERED_BEFORE_WRITE,
 }
 
 
@@ -34,26 +34,26 @@ _PLAIN = {
 class _Bound:
     """The latest position of a node that something depends on and cannot pull along."""
 
-    place: int
-    why: Why
+    position: int
+    why: Cause
 
 
-class Blame:
+class BlockedCalls:
     """Explains, for one program, the calls that gained nothing."""
 
     def __init__(self, dependencies: Dependencies, reordering: Reordering) -> None:
         """Find what binds each node from above and each wait from below, in linear time."""
         self._effects = dependencies.effects
         self._above: list[_Bound] = []
-        self._below: dict[int, tuple[int, Why, int]] = {}
-        for place, does in enumerate(self._effects.per_node):
-            bound = _Bound(-1, Why.DATA)
-            for source, why in dependencies.before(place):
+        self._below: dict[int, tuple[int, Cause, int]] = {}
+        for position, does in enumerate(self._effects.per_node):
+            bound = _Bound(-1, Cause.DATA)
+            for source, why in dependencies.before(position):
                 held = self._effects.per_node[source]
-                anchor = why is not Why.DATA or held.part in _ANCHORS or held.commits
+                anchor = why is not Cause.DATA or held.part in _ANCHORS or held.commits
                 bound = max(bound, _Bound(source, why) if anchor else self._above[source])
                 if held.part is Part.WAIT and does.part is not Part.OUTPUT:
-                    follower = (reordering.position[place], why, place)
+                    follower = (reordering.new_position[position], why, position)
                     self._below[source] = min(follower, self._below.get(source, follower))
             self._above.append(bound)
 
@@ -72,19 +72,19 @@ class Blame:
             return _declined(issue, Reason.WRITES_STATE, detail=", ".join(written))
         return self._from_above(pair.issue) or self._from_below(pair) or _declined(issue, Reason.NOTHING_TO_OVERLAP)
 
-    def _from_above(self, place: int) -> Declined | None:
-        bound, node = self._above[place], self._effects.nodes[place]
-        if bound.place < 0 or bound.why in {Why.DATA, Why.MEMORY}:
+    def _from_above(self, position: int) -> Declined | None:
+        bound, node = self._above[position], self._effects.nodes[position]
+        if bound.position < 0 or bound.why in {Cause.DATA, Cause.MEMORY}:
             return None
-        holder = self._effects.nodes[bound.place]
-        if bound.why is Why.FENCE:
-            fence = self._effects.per_node[bound.place].fence or Reason.OPAQUE_NEIGHBOUR
+        holder = self._effects.nodes[bound.position]
+        if bound.why is Cause.FENCE:
+            fence = self._effects.per_node[bound.position].fence or Reason.OPAQUE_NEIGHBOUR
             return _declined(node, fence, detail=str(holder))
-        if self._effects.per_node[place].joins and bound.why in {Why.COMMIT, Why.SERVER}:
+        if self._effects.per_node[position].joins and bound.why in {Cause.COMMIT, Cause.SERVER}:
             return _declined(node, Reason.COLLECTIVE_ORDER, detail=str(holder))
-        if bound.why is not Why.SERVER:
+        if bound.why is not Cause.SERVER:
             return _declined(node, _PLAIN[bound.why], detail=str(holder))
-        writer = holder.all_input_nodes[0] if self._effects.per_node[bound.place].part is Part.WAIT else holder
+        writer = holder.all_input_nodes[0] if self._effects.per_node[bound.position].part is Part.WAIT else holder
         if contract_of_call(writer) is not None and None in {destination(node), destination(writer)}:
             return _declined(node, Reason.UNKNOWN_DESTINATION)
         return _declined(node, Reason.ORDERED_AFTER_WRITE, remedy=_remedy_if_unknown(writer))
@@ -92,10 +92,10 @@ class Blame:
     def _from_below(self, pair: Pair) -> Declined | None:
         node = self._effects.nodes[pair.issue]
         found = self._below.get(pair.wait)
-        if found is None or found[1] in {Why.DATA, Why.SERVER}:
+        if found is None or found[1] in {Cause.DATA, Cause.SERVER}:
             return None
         follower, does = self._effects.nodes[found[2]], self._effects.per_node[found[2]]
-        if found[1] is Why.FENCE:
+        if found[1] is Cause.FENCE:
             return _declined(node, does.fence or Reason.OPAQUE_NEIGHBOUR, detail=str(follower))
         if does.joins and not does.commits:
             return _declined(node, Reason.COLLECTIVE_ORDER, detail=str(follower))

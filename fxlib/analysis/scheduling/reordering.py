@@ -51,13 +51,13 @@ def pairs_of(dependencies: Dependencies) -> Iterator[Pair]:
     result has been fetched.
     """
     effects = dependencies.effects
-    for place, (node, behaviour) in enumerate(zip(effects.nodes, effects.behaviours, strict=True)):
+    for position, (node, behaviour) in enumerate(zip(effects.nodes, effects.behaviours, strict=True)):
         if behaviour.part is Part.CALL:
-            yield Pair(issue=place, wait=place)
+            yield Pair(issue=position, wait=position)
         elif behaviour.part is Part.ISSUE and is_batch(node):
-            yield from (Pair(issue=place, wait=effects.index[wait]) for wait in waits_of(node) or ())
+            yield from (Pair(issue=position, wait=effects.index[wait]) for wait in waits_of(node) or ())
         elif behaviour.part is Part.ISSUE or (behaviour.part is Part.FENCE and is_issue(node)):
-            yield Pair(issue=place, wait=min((effects.index[user] for user in _ends(node)), default=place))
+            yield Pair(issue=position, wait=min((effects.index[user] for user in _ends(node)), default=position))
 
 
 def _ends(issue: Node) -> Iterator[Node]:
@@ -75,29 +75,29 @@ class Reordering:
     def __init__(self, dependencies: Dependencies, order: Sequence[int], costs: Costs) -> None:
         """Compare `order` with the program's own, in linear time."""
         nodes = dependencies.effects.nodes
-        self.position = [0] * len(order)
-        for position, place in enumerate(order):
-            self.position[place] = position
+        self.new_position = [0] * len(order)
+        for new_position, position in enumerate(order):
+            self.new_position[position] = new_position
         called = costs.messages.keys() | costs.results.keys()  # standing still for one call hides another
-        busy_s = (_CALL_S if nodes[place] in called else costs.seconds[nodes[place]] for place in order)
+        busy_s = (_CALL_S if nodes[position] in called else costs.seconds[nodes[position]] for position in order)
         self._busy_until_s = [0.0, *accumulate(busy_s)]
         never, working = len(order), [not is_idle(node) for node in nodes]
-        upwards = [self.position[place] if works else -1 for place, works in enumerate(working)]
-        downwards = [self.position[place] if works else never for place, works in enumerate(working)]
+        upwards = [self.new_position[position] if works else -1 for position, works in enumerate(working)]
+        downwards = [self.new_position[position] if works else never for position, works in enumerate(working)]
         self._latest_of_earlier = [-1, *accumulate(upwards, max)]
         self._earliest_of_later = [never, *accumulate(reversed(downwards), min)][::-1]
 
     def overlaps(self, pair: Pair) -> bool:
         """Return whether any work worth splitting for runs between the halves."""
-        first, last = self.position[pair.issue] + 1, self.position[pair.wait]
+        first, last = self.new_position[pair.issue] + 1, self.new_position[pair.wait]
         return last > first and self._busy_until_s[last] - self._busy_until_s[first] > WORTH_S
 
     def gain(self, pair: Pair) -> Reason | None:
         """Return what the call gained; None if nothing."""
         if not self.overlaps(pair):
             return None
-        early = self._latest_of_earlier[pair.issue] > self.position[pair.issue]
-        late = self._earliest_of_later[pair.wait + 1] < self.position[pair.wait]
+        early = self._latest_of_earlier[pair.issue] > self.new_position[pair.issue]
+        late = self._earliest_of_later[pair.wait + 1] < self.new_position[pair.wait]
         if early and late:
             return Reason.MOVED
         if early:
@@ -123,12 +123,12 @@ def levels(dependencies: Dependencies, kinds: Mapping[int, Hashable]) -> list[in
     """
     effects = dependencies.effects.per_node
     found: list[int] = []
-    for place, does in enumerate(effects):
+    for position, does in enumerate(effects):
         level = 0
-        for source in dependencies.sources(place):
+        for source in dependencies.sources(position):
             held = effects[source]
             if source in kinds:
-                is_step = does.part is not Part.WAIT and kinds[source] != kinds.get(place)
+                is_step = does.part is not Part.WAIT and kinds[source] != kinds.get(position)
             else:
                 is_step = held.part in _STEPS or held.commits
             level = max(level, found[source] + is_step)

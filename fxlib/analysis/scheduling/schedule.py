@@ -38,7 +38,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from fxlib.analysis.cost.costs import Costs, Message, issue_of
+from fxlib.analysis.cost.costs import Costs, MessageCost, issue_of
 from fxlib.analysis.cost.network import Network
 from fxlib.analysis.cost.simulate import peak_bytes
 from fxlib.analysis.effects.dependencies import Dependencies
@@ -50,7 +50,7 @@ _NEVER = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ScheduleLimits:
     """Hard limits; None means no limit. A message that alone exceeds a limit goes alone."""
 
     memory_bytes: int | None = None
@@ -71,7 +71,7 @@ class Limits:
         return self.calls_in_flight is not None or self.bytes_in_flight is not None
 
 
-_UNLIMITED = Limits()
+_UNLIMITED = ScheduleLimits()
 
 
 class _Lane(IntEnum):
@@ -109,21 +109,21 @@ class _Priorities:
     def of(cls, dependencies: Dependencies, costs: Costs) -> _Priorities:
         """Walk the program once, from its end, in time linear in nodes and edges."""
         effects = dependencies.effects
-        edges = [dependencies.sources(place) for place in range(len(effects.nodes))]
+        edges = [dependencies.sources(position) for position in range(len(effects.nodes))]
         seconds = [costs.seconds[node] for node in effects.nodes]
         service = _service(dependencies, costs)
         count = len(edges)
         lanes, tails, urgency, below = [_Lane.WORK] * count, [0.0] * count, [_NEVER] * count, [0.0] * count
-        for place in range(count - 1, -1, -1):
-            does = effects.per_node[place]
+        for position in range(count - 1, -1, -1):
+            does = effects.per_node[position]
             lane, anchor = _lane(does), does.commits or does.part is Part.FENCE
-            tails[place] = tail = seconds[place] + below[place]
-            if lane is _Lane.WORK and urgency[place] != _NEVER and not anchor:
+            tails[position] = tail = seconds[position] + below[position]
+            if lane is _Lane.WORK and urgency[position] != _NEVER and not anchor:
                 lane = _Lane.NEEDED
-            lanes[place] = lane
-            passed = tail if lane is _Lane.ISSUE or anchor else urgency[place] if lane is _Lane.NEEDED else _NEVER
+            lanes[position] = lane
+            passed = tail if lane is _Lane.ISSUE or anchor else urgency[position] if lane is _Lane.NEEDED else _NEVER
             waits = lane is _Lane.WAIT
-            for source in edges[place]:
+            for source in edges[position]:
                 after = tail + service[source] if waits else tail
                 below[source] = max(below[source], after)
                 if passed > urgency[source] and (not anchor or effects.per_node[source].part is Part.WAIT):
@@ -169,7 +169,7 @@ class Schedule:
     """Whether the limits permit only the program's own order."""
 
 
-def overlapped_order(dependencies: Dependencies, costs: Costs, limits: Limits = _UNLIMITED) -> Schedule:
+def overlapped_order(dependencies: Dependencies, costs: Costs, limits: ScheduleLimits = _UNLIMITED) -> Schedule:
     """Plan the order of a program whose calls are split.
 
     The memory limit is met by trial: plans are made with less and less in flight until one stays within the limit, as
@@ -184,7 +184,7 @@ def overlapped_order(dependencies: Dependencies, costs: Costs, limits: Limits = 
     held_bytes: int | None = None
     for _ in range(_TRIES):
         found = _planned(priorities, dependencies, costs, limits, held_bytes)
-        if peak_bytes([nodes[place] for place in found.order], costs) <= most:
+        if peak_bytes([nodes[position] for position in found.order], costs) <= most:
             return found
         held_bytes = (total if held_bytes is None else held_bytes) // 2
     return Schedule(order=list(range(len(nodes))), held=frozenset(_issues(priorities)), kept=True)
@@ -194,19 +194,19 @@ def closed(order: Sequence[int], pairs: Iterable[Pair], dependencies: Dependenci
     """Return the order with each issue moved right before its wait, unless something in between needs it earlier."""
     issue_of = {pair.wait: pair.issue for pair in pairs}
     issues, in_flight, needed = set(issue_of.values()), set[int](), set[int]()
-    for place in order:
-        in_flight.discard(issue_of.get(place, _NOWHERE))
+    for position in order:
+        in_flight.discard(issue_of.get(position, _NOWHERE))
         if in_flight:
-            needed |= in_flight.intersection(dependencies.sources(place))
-        if place in issues:
-            in_flight.add(place)
+            needed |= in_flight.intersection(dependencies.sources(position))
+        if position in issues:
+            in_flight.add(position)
     late = {wait: (issue, wait) for wait, issue in issue_of.items() if issue not in needed}
     moved = issues - needed
-    return [each for place in order if place not in moved for each in late.get(place, (place,))]
+    return [each for position in order if position not in moved for each in late.get(position, (position,))]
 
 
 def _planned(
-    priorities: _Priorities, dependencies: Dependencies, costs: Costs, limits: Limits, held_bytes: int | None
+    priorities: _Priorities, dependencies: Dependencies, costs: Costs, limits: ScheduleLimits, held_bytes: int | None
 ) -> Schedule:
     planner = _Planner(priorities, dependencies, costs, _InFlight(costs, limits, held_bytes))
     planner.run()
@@ -216,7 +216,7 @@ def _planned(
 
 
 def _issues(priorities: _Priorities) -> Sequence[int]:
-    return [place for place, lane in enumerate(priorities.lanes) if lane is _Lane.ISSUE]
+    return [position for position, lane in enumerate(priorities.lanes) if lane is _Lane.ISSUE]
 
 
 class _Planner:
@@ -229,16 +229,16 @@ class _Planner:
         self._in_flight = in_flight
         self._messages = {index[node]: message for node, message in costs.messages.items()}
         self._issue_of = {index[node]: index[issue_of(node)] for node in costs.results}
-        handling_s = sum(self._seconds[place] for place in {*self._messages, *self._issue_of})
+        handling_s = sum(self._seconds[position] for position in {*self._messages, *self._issue_of})
         work_s = sum(self._seconds) - handling_s
         self._left_s = max(work_s, priorities.critical_path_s - handling_s)
         self._stretch = self._left_s / work_s if work_s > 0 else 1.0
         self._grain_s = priorities.critical_path_s / _GRAIN or 1.0
         self._missing = [len(sources) for sources in priorities.edges]
         self._followers: list[list[int]] = [[] for _ in priorities.edges]
-        for place, sources in enumerate(priorities.edges):
+        for position, sources in enumerate(priorities.edges):
             for source in sources:
-                self._followers[source].append(place)
+                self._followers[source].append(position)
         self._now_s = 0.0
         self._expected: dict[int, float] = {}
         self._issues: list[tuple[int, int]] = []
@@ -253,30 +253,32 @@ class _Planner:
     def run(self) -> None:
         """Put all nodes in order; stop early if nothing can go on."""
         lanes = self._lanes
-        for place, count in enumerate(self._missing):
-            if not count and lanes[place] is not _Lane.INPUT:
-                self._offer(place)
-        for place, lane in enumerate(lanes):
+        for position, count in enumerate(self._missing):
+            if not count and lanes[position] is not _Lane.INPUT:
+                self._offer(position)
+        for position, lane in enumerate(lanes):
             if lane is _Lane.INPUT:
-                self._do(place)
+                self._do(position)
         while (ready := self._next()) is not None:
             self._do(ready)
 
-    def _offer(self, place: int) -> None:
+    def _offer(self, position: int) -> None:
         """Put a ready node on its heap."""
-        lane = self._lanes[place]
+        lane = self._lanes[position]
         if lane is _Lane.WORK:
-            heapq.heappush(self._work, place)
-        elif lane is _Lane.NEEDED and self._seconds[place] == 0.0:  # a handle: whatever needs it is as good as ready
-            heapq.heappush(self._issues, (_FIRST, place))
+            heapq.heappush(self._work, position)
+        elif lane is _Lane.NEEDED and self._seconds[position] == 0.0:  # a handle: whatever needs it is as good as ready
+            heapq.heappush(self._issues, (_FIRST, position))
         elif lane is _Lane.NEEDED:
-            heapq.heappush(self._needed, (-int(self._urgency[place] / self._grain_s), place))
+            heapq.heappush(self._needed, (-int(self._urgency[position] / self._grain_s), position))
         elif lane is _Lane.ISSUE:
-            heapq.heappush(self._issues, (-int(self._tails[place] / self._grain_s), place))
+            heapq.heappush(self._issues, (-int(self._tails[position] / self._grain_s), position))
         elif lane is _Lane.WAIT:
-            heapq.heappush(self._waits if self._urgency[place] == _NEVER else self._urgent, (self._rank(place), place))
+            heapq.heappush(
+                self._waits if self._urgency[position] == _NEVER else self._urgent, (self._rank(position), position)
+            )
         else:
-            heapq.heappush(self._waits, (_LAST, place))
+            heapq.heappush(self._waits, (_LAST, position))
 
     def _next(self) -> int | None:
         while self._issues:
@@ -331,8 +333,8 @@ class _Planner:
         """Return whether a call that needs no answer would be issued only after an answer whose time is unknown."""
         return bool(self._needed) and self._is_guess(self._urgent[0][1])
 
-    def _is_admitted(self, place: int) -> bool:
-        message = self._messages.get(place)
+    def _is_admitted(self, position: int) -> bool:
+        message = self._messages.get(position)
         return message is None or self._in_flight.admits(message)
 
     def _is_worth_waiting(self) -> bool:
@@ -347,23 +349,23 @@ class _Planner:
         tail_s = self._tails[wait]
         return expected + max(tail_s, self._left_s) <= max(worked_s + tail_s, self._now_s + self._left_s)
 
-    def _do(self, place: int) -> None:
-        self.order.append(place)
-        seconds = self._seconds[place]
-        if place in self._messages:
+    def _do(self, position: int) -> None:
+        self.order.append(position)
+        seconds = self._seconds[position]
+        if position in self._messages:
             self._now_s += seconds
-            self._expected[place] = self._in_flight.send(place, self._messages[place], self._now_s)
+            self._expected[position] = self._in_flight.send(position, self._messages[position], self._now_s)
             self._retry()
-        if place in self._issue_of:
-            issue = self._issue_of[place]
+        if position in self._issue_of:
+            issue = self._issue_of[position]
             self._now_s = max(self._now_s, self._expected[issue]) + seconds
             self._in_flight.remove(issue)
             self._retry()
-        elif place not in self._messages:
+        elif position not in self._messages:
             self._now_s += seconds * self._stretch
             self._left_s -= seconds * self._stretch
         missing = self._missing
-        for follower in self._followers[place]:
+        for follower in self._followers[position]:
             missing[follower] -= 1
             if not missing[follower]:
                 self._offer(follower)
@@ -392,16 +394,16 @@ class _Load:
 class _InFlight:
     """Messages between their issues and their waits."""
 
-    def __init__(self, costs: Costs, limits: Limits, held_bytes: int | None) -> None:
+    def __init__(self, costs: Costs, limits: ScheduleLimits, held_bytes: int | None) -> None:
         """Begin with nothing in flight; results in flight may take `held_bytes` together, if that is given."""
         self._network = Network(costs.servers)
         self._limits = limits
         self._held_bytes = held_bytes
         self._all = _Load()
         self._loads: dict[str, _Load] = {}
-        self._expected: dict[int, tuple[Message, float]] = {}
+        self._expected: dict[int, tuple[MessageCost, float]] = {}
 
-    def admits(self, message: Message) -> bool:
+    def admits(self, message: MessageCost) -> bool:
         """Return whether the limits let a message go now. A message that alone exceeds a limit goes alone."""
         load, limits = self._loads.get(message.to), self._limits
         if self._held_bytes is not None and self._all.calls and self._all.size + _size(message) > self._held_bytes:
@@ -412,18 +414,18 @@ class _InFlight:
             return False
         return limits.bytes_in_flight is None or load.size + _size(message) <= limits.bytes_in_flight
 
-    def send(self, place: int, message: Message, now_s: float) -> float:
+    def send(self, position: int, message: MessageCost, now_s: float) -> float:
         """Send a message and return when its answer is expected."""
         expected = self._network.send(message, now_s).expected_s
-        self._expected[place] = message, expected
+        self._expected[position] = message, expected
         for load in (self._all, self._loads.setdefault(message.to, _Load())):
             load.calls += 1
             load.size += _size(message)
         return expected
 
-    def remove(self, place: int) -> None:
+    def remove(self, position: int) -> None:
         """Remove a message that was waited for; further waits for it change nothing."""
-        found = self._expected.pop(place, None)
+        found = self._expected.pop(position, None)
         if found is None:
             return
         for load in (self._all, self._loads[found[0].to]):
@@ -431,5 +433,5 @@ class _InFlight:
             load.size -= _size(found[0])
 
 
-def _size(message: Message) -> int:
+def _size(message: MessageCost) -> int:
     return message.request_bytes + message.response_bytes

@@ -38,7 +38,7 @@ MERGED = "merged"
 _STARTS = (Part.CALL, Part.ISSUE)
 
 
-class Analysis(Protocol):
+class GraphAnalysis(Protocol):
     """A class whose instances describe one graph."""
 
     @classmethod
@@ -47,7 +47,7 @@ class Analysis(Protocol):
         ...
 
 
-A = TypeVar("A", bound=Analysis)
+A = TypeVar("A", bound=GraphAnalysis)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class Context:
         found: A = self._kept[analysis]
         return found
 
-    def keep(self, made: Analysis) -> None:
+    def keep(self, made: GraphAnalysis) -> None:
         """Keep an analysis that a pass has made of the current graph for later passes."""
         self._forget_if_changed()
         self._left |= self._note(made)
@@ -92,7 +92,7 @@ class Context:
             self._kept = {kind: made for kind, made in self._kept.items() if kind in self._left}
         self._left.clear()
 
-    def _note(self, made: Analysis) -> set[type[Any]]:
+    def _note(self, made: GraphAnalysis) -> set[type[Any]]:
         found: dict[type[Any], Any] = {type(made): made}
         if isinstance(made, Dependencies):
             found[Effects] = made.effects
@@ -116,7 +116,7 @@ Preserves = Literal["bitwise", "tolerance", "lossy"]
 Need = Literal["weights", "sample_inputs", "eval_mode"]
 PassClass = TypeVar("PassClass", bound="GraphPass")
 
-__all__ = ["REGISTRY", "Context", "GraphPass", "Need", "PassResult", "Preserves", "Run", "register_pass"]
+__all__ = ["REGISTRY", "Context", "GraphPass", "Need", "PassResult", "PassRun", "Preserves", "register_pass"]
 
 REGISTRY: dict[str, type[GraphPass]] = {}
 """All passes by name, in order of registration."""
@@ -166,7 +166,9 @@ class GraphPass(ABC):
     def ensures(self, module: GraphModule) -> None:  # noqa: B027 - most promises are declared, and checked for all
         """Raise PassError if the pass broke its own promise on its output."""
 
-    def __call__(self, module: GraphModule, context: Context | None = None, *, before: Invariants | None = None) -> Run:
+    def __call__(
+        self, module: GraphModule, context: Context | None = None, *, before: Invariants | None = None
+    ) -> PassRun:
         """Run the pass, time it, and check that it keeps what it declares.
 
         Args:
@@ -198,7 +200,7 @@ class GraphPass(ABC):
         self.ensures(result.module)
         report = PassReport(name=self.name, changes=result.changes, seconds=seconds, declined=result.declined)
         _log(type(self), report)
-        return Run(result=result, report=report, invariants=after)
+        return PassRun(result=result, report=report, invariants=after)
 
 
 def _log(kind: type[GraphPass], report: PassReport) -> None:
@@ -220,7 +222,7 @@ def _bound(context: Context | None, module: GraphModule) -> Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PassRun:
     """One run of a pass that kept its promises; `invariants` are those of the resulting module."""
 
     result: PassResult

@@ -96,22 +96,22 @@ def splice(graph: Graph, snippet: Snippet, inputs: Mapping[Node, Any], *, before
         for node in snippet.nodes:
             args, kwargs = map_arg((node.args, dict(node.kwargs)), copied.__getitem__)
             copied[node] = made = graph.create_node(node.op, node.target, args, kwargs)
-            made.meta.update(place_of(like))
+            made.meta.update(model_position(like))
     return [copied[each] for each in snippet.outputs], [copied[each] for each in snippet.nodes]
 
 
-def place_of(node: Node) -> dict[str, Any]:
+def model_position(node: Node) -> dict[str, Any]:
     """Return the metadata that says where in the model a node is."""
     return {key: node.meta[key] for key in _KEPT if key in node.meta}
 
 
-def draft_of(module: GraphModule) -> GraphModule:
+def working_copy(module: GraphModule) -> GraphModule:
     """Return a copy of a module for passes to work on: its own graph and tables, the same parameters, no code yet."""
-    draft: GraphModule = type(module).__new__(type(module))
-    type(draft).__name__ = type(module).__name__
-    draft.__dict__.update(module.__dict__)
+    working: GraphModule = type(module).__new__(type(module))
+    type(working).__name__ = type(module).__name__
+    working.__dict__.update(module.__dict__)
     for table in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules", "meta"):
-        draft.__dict__[table] = copy.copy(module.__dict__[table])
+        working.__dict__[table] = copy.copy(module.__dict__[table])
     graph = Graph(tracer_cls=module.graph._tracer_cls)
     copied: dict[Node, Node] = {}
     for node in module.graph.nodes:
@@ -123,14 +123,14 @@ def draft_of(module: GraphModule) -> GraphModule:
         made.meta.update(node.meta)
     graph._codegen = copy.copy(module.graph._codegen)  # a deep copy warns of tree specs, which do not change
     _number(list(graph.nodes))
-    draft.__dict__["_graph"] = graph
-    return draft
+    working.__dict__["_graph"] = graph
+    return working
 
 
 def _number(nodes: Sequence[Node]) -> None:
     """Give every node its position in the program as captured, which is this graph if no node has a position yet."""
     known = any("order" in node.meta for node in nodes)
-    order = program_order(nodes) if known else {node: place for place, node in enumerate(nodes)}
+    order = program_order(nodes) if known else {node: position for position, node in enumerate(nodes)}
     for node in nodes:
         node.meta["order"] = order[node]
 

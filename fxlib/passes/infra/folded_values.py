@@ -10,14 +10,14 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from fxlib.analysis.layers import Affine, functional
+from fxlib.analysis.layers import LinearLayer, functional
 from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.submodules import submodule
 
 CHANNELS_LAST = "channels_last"
 """Key of a node's `meta`, true if a pass has put its value into this layout and knows where it must leave it."""
 
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+FunctionCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """A function with its positional and keyword arguments."""
 
 
@@ -61,7 +61,7 @@ def read(module: GraphModule, name: str, sources: Iterable[str], at: Node) -> No
     return node
 
 
-def as_function(module: GraphModule, layer: Affine, weight: Node, bias: Node | None) -> Call:
+def as_function(module: GraphModule, layer: LinearLayer, weight: Node, bias: Node | None) -> FunctionCall:
     """Return the function that a module's call stands for with other weights, and its arguments, padded if need be."""
     node, graph = layer.node, module.graph
     called, (function, rest) = submodule(module, str(node.target)), functional(layer, module)
@@ -73,7 +73,7 @@ def as_function(module: GraphModule, layer: Affine, weight: Node, bias: Node | N
     return function, (value, weight, bias, *rest), {}
 
 
-def become(node: Node, call: Call) -> None:
+def become(node: Node, call: FunctionCall) -> None:
     """Let a node call a function. Its name stays, and stands for the same value as before."""
     target, args, kwargs = call
     node.op, node.target, node.args = "call_function", target, args

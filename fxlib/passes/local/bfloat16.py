@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.layers import Affine, Steadiness, affine_of, is_relu, only_user
+from fxlib.analysis.layers import LinearLayer, Steadiness, is_relu, linear_layer_of, only_user
 from fxlib.analysis.operators.arguments import arguments_of, replace_arguments
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.edit import place_of
+from fxlib.passes.infra.edit import model_position
 from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep
 from fxlib.reasons import Declined, Reason
 
@@ -39,9 +39,9 @@ class Bfloat16(GraphPass):
     def run(self, module: GraphModule, context: Context) -> PassResult:
         steadiness = Steadiness(module, context.get(Effects))
         blocked = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
-        layers, declined = list[Affine](), list[Declined]()
+        layers, declined = list[LinearLayer](), list[Declined]()
         for node in module.graph.nodes:
-            layer = affine_of(module, node)
+            layer = linear_layer_of(module, node)
             if layer is None or layer.weight.tensor.numel() < self.least_weights:
                 continue
             tensors = [each.tensor for each in (layer.weight, layer.bias) if each is not None]
@@ -61,7 +61,7 @@ def _misfit(tensors: Sequence[torch.Tensor]) -> Reason | None:
     return Reason.WEIGHT_UNCOUNTED if any(map(torch.Tensor.is_inference, tensors)) else None
 
 
-def _rewrite(module: GraphModule, layer: Affine) -> tuple[Node, Node]:
+def _rewrite(module: GraphModule, layer: LinearLayer) -> tuple[Node, Node]:
     """Compute the layer in bfloat16 at its node; return the nodes that convert its input, and its result back."""
     node, graph, weights = layer.node, module.graph, list[Node | None]()
     for held in (layer.weight, layer.bias):
@@ -83,7 +83,7 @@ def _rewrite(module: GraphModule, layer: Affine) -> tuple[Node, Node]:
         wide = graph.call_method("float", (node,))
     _stand_behind(node, wide)
     for each in (narrow, wide):
-        each.meta.update(place_of(node))
+        each.meta.update(model_position(node))
     for key in _VALUES:
         node.meta.pop(key, None)
     return narrow, wide

@@ -23,10 +23,10 @@ from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.effects.resources import Storage
-from fxlib.analysis.layers import Affine, Rank, Steadiness, affine_of, ranks_of
+from fxlib.analysis.layers import LinearLayer, Rank, Steadiness, linear_layer_of, ranks_of
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.arguments import replace_arguments
-from fxlib.analysis.operators.schemas import Operator, attribute
+from fxlib.analysis.operators.schemas import OperatorFacts, attribute
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, as_function, become, hold, order_and_source, read, sweep
 from fxlib.reasons import Declined, Reason
@@ -98,7 +98,7 @@ def _last(graph: Graph, value: Node, user: Node) -> Node:
     return node
 
 
-def _lay_out(module: GraphModule, layer: Affine, held: dict[object, str]) -> None:
+def _lay_out(module: GraphModule, layer: LinearLayer, held: dict[object, str]) -> None:
     """Give the convolution a weight that is channels last."""
     weight = layer.weight
     if weight.tensor.is_contiguous(memory_format=torch.channels_last):
@@ -134,8 +134,8 @@ class Region:
     """Values that are channels last, except those that the program itself gave another layout."""
 
     nodes: list[Node] = field(default_factory=list)
-    convolutions: list[Affine] = field(default_factory=list)
-    entries: list[Affine] = field(default_factory=list)
+    convolutions: list[LinearLayer] = field(default_factory=list)
+    entries: list[LinearLayer] = field(default_factory=list)
     """The convolutions of the region whose input comes from outside."""
     exits: dict[Node, list[Node]] = field(default_factory=dict)
     """Values of the region, and their users outside."""
@@ -193,7 +193,7 @@ class _Growth:
 
     def grow(self) -> None:
         for node in self._effects.nodes:
-            layer = affine_of(self._module, node)
+            layer = linear_layer_of(self._module, node)
             if layer is not None and layer.dimensions == 2:
                 self._plant(layer)
             elif self._takes_any_layout(node):
@@ -214,7 +214,7 @@ class _Growth:
                     region.exits.setdefault(value, []).append(node)
         return regions
 
-    def _plant(self, layer: Affine) -> None:
+    def _plant(self, layer: LinearLayer) -> None:
         refusal = self._refusal(layer)
         if refusal is not None:
             self.declined.append(Declined(node=layer.node.name, reason=refusal))
@@ -226,7 +226,7 @@ class _Growth:
             own.ranks[rank] = layer.rank
         self._enter(layer.node, [own] if source is None else [source, own])
 
-    def _refusal(self, layer: Affine) -> Reason | None:
+    def _refusal(self, layer: LinearLayer) -> Reason | None:
         tensors = [each.tensor for each in (layer.weight, layer.bias) if each is not None]
         if not self._may_leave_gradients:
             return Reason.MODE_BLOCKS
@@ -310,21 +310,21 @@ def _aliased(effects: Effects) -> set[int]:
     return found
 
 
-def _takes_its_argument_as_it_is(operator: Operator) -> bool:
+def _takes_its_argument_as_it_is(operator: OperatorFacts) -> bool:
     if operator.name in words.ANY_LAYOUT:
         return True
     kind = getattr(nn, operator.name, None)
     return isinstance(kind, type) and kind.__module__.startswith(words.ANY_LAYOUT_MODULES)
 
 
-_KEEPING = words.ANY_LAYOUT | words.in_all_forms(
+_LAYOUT_PRESERVING = words.ANY_LAYOUT | words.in_all_forms(
     """
     log layer_norm group_norm softmax stack sum amax linear view reshape flatten getitem chunk split narrow slice
     unsqueeze clone detach float double half bfloat16 zeros_like ones_like embedding to pixel_shuffle pixel_unshuffle
     size dim numel floordiv mod int
     """
 )
-_KEEPING_MODULES = (
+_LAYOUT_PRESERVING_MODULES = (
     *words.ANY_LAYOUT_MODULES,
     *(f"torch.nn.modules.{name}" for name in ("flatten", "linear", "normalization", "sparse")),
 )
@@ -351,7 +351,9 @@ def _is(module: GraphModule, node: Node, behaviour: Behaviour) -> bool:
         return False
     if node.op == "call_module":
         called = submodule(module, str(node.target))
-        known = type(called).__module__.startswith(_KEEPING_MODULES) and not isinstance(called, nn.MultiheadAttention)
+        known = type(called).__module__.startswith(_LAYOUT_PRESERVING_MODULES) and not isinstance(
+            called, nn.MultiheadAttention
+        )
         return known and all(map(_is_contiguous, called.parameters()))
     return _keeps_order(node, behaviour.operator.name)
 
@@ -370,4 +372,4 @@ def _keeps_order(node: Node, name: str) -> bool:
         return False
     if name == "getattr":
         return node.args[1] in _QUESTIONS
-    return name in _KEEPING
+    return name in _LAYOUT_PRESERVING

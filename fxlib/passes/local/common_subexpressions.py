@@ -57,7 +57,7 @@ class _State:
     """The latest write of each memory, and the latest fence, at one point of the program."""
 
     def __init__(self) -> None:
-        self._place = -1
+        self._position = -1
         self._fence = -1
         self._writes: dict[Resource, int] = {}
 
@@ -67,11 +67,11 @@ class _State:
 
     def advance(self, does: NodeEffects) -> None:
         """Advance past a node."""
-        self._place += 1
+        self._position += 1
         if does.part is Part.FENCE:
-            self._fence = self._place
+            self._fence = self._position
         for each in does.writes:
-            self._writes[each] = self._place
+            self._writes[each] = self._position
 
 
 class _Sharing:

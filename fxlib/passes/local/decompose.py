@@ -26,7 +26,7 @@ from fxlib.analysis.operators.arguments import frozen
 from fxlib.analysis.operators.canonical import as_function
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.edit import Replacements, place_of, splice
+from fxlib.passes.infra.edit import Replacements, model_position, splice
 from fxlib.reasons import Declined, Reason
 from fxlib.rules.snippet import Snippet
 from fxlib.utils.text import location_of
@@ -159,9 +159,9 @@ class _Work:
         outputs, _ = splice(graph, snippet, inputs, before=node, like=node)
         if snippet.shares:
             self._sharing.join([node], made.values)
-        places = {user: _item(user, made) for user in node.users} if made.several else {node: 0}
-        for old, place in places.items():
-            new = outputs[place or 0]
+        positions = {user: _item(user, made) for user in node.users} if made.several else {node: 0}
+        for old, index in positions.items():
+            new = outputs[index or 0]
             if new not in made.values:
                 self._sharing.stand_in(new, old)
             self._replacements.replace(old, new)
@@ -176,14 +176,14 @@ class _Work:
             return value
         with self._module.graph.inserting_before(node):
             made = self._module.graph.get_attr(value)
-        made.meta.update(place_of(node))
+        made.meta.update(model_position(node))
         return made
 
 
 def _item(user: Node, made: Retraced) -> int | None:
     """Return which of several results a node takes; None if it does not take a single one."""
-    place = user.args[1] if user.target is getitem else None
-    return place if isinstance(place, int) and 0 <= place < len(made.snippet.outputs) else None
+    index = user.args[1] if user.target is getitem else None
+    return index if isinstance(index, int) and 0 <= index < len(made.snippet.outputs) else None
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -256,21 +256,23 @@ class Retracing:
         Raises:
             PassError: the function raises, holds a tensor of its own, or does more than plain work.
         """
-        places: dict[Node, Any] = {}
-        given = map_arg((tuple(args), dict(kwargs)), lambda node: places.setdefault(node, _Place(len(places))))
-        key = (id(function), tuple(map(_told_apart, given[0])), frozen(given[1]))
+        positions: dict[Node, Any] = {}
+        given = map_arg(
+            (tuple(args), dict(kwargs)), lambda node: positions.setdefault(node, _NodePosition(len(positions)))
+        )
+        key = (id(function), tuple(map(_key, given[0])), frozen(given[1]))
         if key not in self._known:
             self._known[key] = _trace(function, given, self._state, where)
         traced = self._known[key]
         if traced is None:
             return None
-        nodes = list(places)
+        nodes = list(positions)
         inputs = {name: each if isinstance(each, str) else nodes[each.index] for name, each in traced.inputs.items()}
         return Retraced(snippet=traced.snippet, inputs=inputs, several=traced.several)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _NodePosition:
     """Stands for a node, by its position among the nodes of a call."""
 
     index: int
@@ -281,11 +283,11 @@ class _Traced:
     """The decomposition of calls of one kind, whatever their nodes."""
 
     snippet: Snippet
-    inputs: Mapping[str, _Place | str]
+    inputs: Mapping[str, _NodePosition | str]
     several: bool
 
 
-def _told_apart(value: Any) -> Hashable:
+def _key(value: Any) -> Hashable:
     return id(value) if isinstance(value, nn.Module) else frozen(value)
 
 
@@ -313,15 +315,15 @@ class _Retracer(Tracer):
         super().__init__()
         self.graph = Graph()
         self.root = nn.Module()
-        self.inputs: dict[str, _Place | str] = {}
+        self.inputs: dict[str, _NodePosition | str] = {}
         self._state = state
-        self._entered: dict[_Place | str, Node] = {}
+        self._entered: dict[_NodePosition | str, Node] = {}
 
     def given(self, value: Any) -> Any:
         """Return what the function gets for an argument of the call."""
-        return self.enter(value) if isinstance(value, _Place) else value
+        return self.enter(value) if isinstance(value, _NodePosition) else value
 
-    def enter(self, value: _Place | str) -> Any:
+    def enter(self, value: _NodePosition | str) -> Any:
         """Return a proxy for a value of the program."""
         if value not in self._entered:
             first = next(iter(self.graph.nodes), self.graph._root)

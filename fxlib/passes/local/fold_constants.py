@@ -22,7 +22,7 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
 from fxlib.analysis.layers import Steadiness, Weight
 from fxlib.analysis.operators.arguments import arguments_of
-from fxlib.analysis.operators.schemas import Operator
+from fxlib.analysis.operators.schemas import OperatorFacts
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import hold, read, sweep
 from fxlib.reasons import Declined, Reason
@@ -173,7 +173,7 @@ class _Evaluation:
             return
         if self._steadiness.refusal(node, [weight.tensor]) is None:
             self._found.of[node] = Constant(value=weight.tensor, sources=weight.sources, held=True)
-            self._own |= _memories(weight.tensor)
+            self._own |= _storages(weight.tensor)
 
     def _is_candidate(self, node: Node, behaviour: Behaviour) -> bool:
         operator = behaviour.operator
@@ -182,13 +182,13 @@ class _Evaluation:
         constant = all(value in self._found.of for value in node.all_input_nodes)
         return constant and not self._behaviours.may_act(node) and self._has_steady_state(node, operator)
 
-    def _has_steady_state(self, node: Node, operator: Operator) -> bool:
+    def _has_steady_state(self, node: Node, operator: OperatorFacts) -> bool:
         if node.op != "call_module":
             return True
         known = isinstance(submodule(self._module, str(node.target)), _MODULES)
         return known and self._steadiness.refusal(node, operator.state) is None
 
-    def _compute(self, node: Node, operator: Operator) -> None:
+    def _compute(self, node: Node, operator: OperatorFacts) -> None:
         reason = self._refusal(node, operator)
         if reason is not None:
             if node.all_input_nodes or reason is not Reason.AMBIENT_DEFAULT:
@@ -203,11 +203,11 @@ class _Evaluation:
         if node.op == "call_module":
             layer = submodule(self._module, str(node.target))
             sources |= {f"{node.target}.{name}" for name, _ in layer.named_parameters()}
-        held = not self._own.isdisjoint(_memories(value))
+        held = not self._own.isdisjoint(_storages(value))
         self._found.of[node] = Constant(value=value, sources=sources, held=held)
         self._left -= 0 if held else _bytes(value)
 
-    def _refusal(self, node: Node, operator: Operator) -> Reason | None:
+    def _refusal(self, node: Node, operator: OperatorFacts) -> Reason | None:
         """Return why the value may differ elsewhere, or is too large to be computed; None if neither."""
         given = arguments_of(node) if node.op == "call_function" else dict(node.kwargs)
         told = [*node.args, *node.kwargs.values(), *given.values()]
@@ -279,7 +279,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
-def _memories(value: Any) -> set[int]:
+def _storages(value: Any) -> set[int]:
     return {each.untyped_storage().data_ptr() for each in _tensors(value) if each.layout is torch.strided} - {0}
 
 

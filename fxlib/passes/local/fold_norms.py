@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.layers import Affine, Rank, Steadiness, Weight, affine_of, ranks_of
+from fxlib.analysis.layers import LinearLayer, Rank, Steadiness, Weight, linear_layer_of, ranks_of
 from fxlib.analysis.operators.arguments import arguments_of, replace_arguments
 from fxlib.analysis.operators.schemas import is_known
 from fxlib.errors import PassError
@@ -90,7 +90,7 @@ def fold(chain: Chain, norms: Mapping[Norm, ScaleAndShift]) -> Folded:
     return weight, bias.to(held.dtype, copy=True)
 
 
-def _spread(layer: Affine, figures: torch.Tensor, *, over: Literal["inputs", "outputs"]) -> torch.Tensor:
+def _spread(layer: LinearLayer, figures: torch.Tensor, *, over: Literal["inputs", "outputs"]) -> torch.Tensor:
     """Reshape one figure per channel so that it broadcasts with the layer's weight."""
     rows, columns, *kernel = layer.weight.tensor.shape
     ones = [1] * len(kernel)
@@ -151,7 +151,7 @@ _METHODS = frozenset({"dim", "ndimension", "size", "numel", "nelement"})
 class Chain:
     """A layer, the norm right before it, and the norms right after it, in order."""
 
-    layer: Affine
+    layer: LinearLayer
     before: Norm | None = None
     after: list[Norm] = field(default_factory=list)
 
@@ -214,13 +214,13 @@ class _Search:
             if isinstance(norm, Reason):
                 self._decline(node, norm)
             elif norm is not None:
-                self._place(norm)
-            elif (layer := affine_of(self._module, node)) is not None:
+                self._assign(norm)
+            elif (layer := linear_layer_of(self._module, node)) is not None:
                 self._add(layer)
         for norm in self._waiting.values():
             self._decline(norm.node, self._why_alone(norm))
 
-    def _place(self, norm: Norm) -> None:
+    def _assign(self, norm: Norm) -> None:
         chain = self._by_result.get(norm.input)
         if chain is None or any(user is not norm.call and not asks_only(user) for user in norm.input.users):
             self._waiting[norm.node] = norm
@@ -228,7 +228,7 @@ class _Search:
             chain.after.append(norm)
             self._by_result[norm.node] = chain
 
-    def _add(self, layer: Affine) -> None:
+    def _add(self, layer: LinearLayer) -> None:
         chain = Chain(layer=layer)
         self.chains.append(chain)
         self._by_result[layer.node] = chain
@@ -257,7 +257,7 @@ class _Search:
             if each.tensor.is_meta:
                 raise PassError(
                     f"needs the values of {each.name}, and they are missing",
-                    where=place_of(norm.node),
+                    where=location_text(norm.node),
                     hint="Load the weights first, or send them along.",
                 )
         if any(map(torch.Tensor.is_inference, tensors)) or not counts_updates(self._module, norm):
@@ -266,7 +266,7 @@ class _Search:
             return Reason.WEIGHT_COMPUTED
         return self._steadiness.refusal(norm.node, tensors)
 
-    def _other_dimension(self, layer: Affine, norm: Norm, channels: int) -> Reason | None:
+    def _other_dimension(self, layer: LinearLayer, norm: Norm, channels: int) -> Reason | None:
         """Return why the norm's channels may not be the layer's, as for unbatched inputs; None if they are."""
         rank: Rank | None = norm.rank if norm.rank is not None else self._ranks.get(norm.input)
         if rank is None:
@@ -276,7 +276,7 @@ class _Search:
         if known == layer.rank and not fits:
             raise PassError(
                 f"the norm has {norm.mean.tensor.numel()} channels, and the layer beside it {channels}",
-                where=place_of(norm.node),
+                where=location_text(norm.node),
                 hint="The model cannot run as it is.",
             )
         if not fits or known not in (None, layer.rank):
@@ -289,7 +289,7 @@ class _Search:
     def _why_alone(self, norm: Norm) -> Reason:
         beside = submodule(self._module, str(norm.input.target)) if norm.input.op == "call_module" else None
         layers = (nn.Linear, nn.modules.conv._ConvNd)
-        if isinstance(beside, layers) and affine_of(self._module, norm.input) is None:
+        if isinstance(beside, layers) and linear_layer_of(self._module, norm.input) is None:
             return Reason.OPAQUE_MODULE
         return Reason.NORM_ALONE
 
@@ -312,7 +312,7 @@ def asks_only(user: Node) -> bool:
     return user.target is torch.ops.aten.sym_size.int
 
 
-def place_of(node: Node) -> str:
+def location_text(node: Node) -> str:
     """Return where a node is: its name, the module's path, and the line of the model."""
     path = [str(node.target)] if node.op == "call_module" else []
     return ", ".join([node.name, *path, *([str(node.meta["source"])] if "source" in node.meta else [])])

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.resources import Storage
-from fxlib.analysis.layers import Affine, Steadiness, activation_of, only_user
+from fxlib.analysis.layers import LinearLayer, Steadiness, activation_of, only_user
 from fxlib.passes.local.fold_norms import Norm, asks_only, counts_updates, norm_of
 from fxlib.runtime import int8
 from fxlib.runtime.submodules import submodule
@@ -43,7 +43,7 @@ _IMAGES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ValueRange:
     """What a tensor's values lay between; zero is always within."""
 
     least: float = 0.0
@@ -67,38 +67,38 @@ class Range:
         """The level of zero, which is exact."""
         return round(-self.least / self.scale)
 
-    def with_values(self, value: Any) -> Range:
+    def with_values(self, value: Any) -> ValueRange:
         """Return the range that a tensor's values lie in, too; it is not finite for what is no tensor of float32."""
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
-            return Range(-math.inf, math.inf)
+            return ValueRange(-math.inf, math.inf)
         if not value.numel():
             return self
         least, most = (float(each) for each in torch.aminmax(value))
         if not (math.isfinite(least) and math.isfinite(most)):
-            return Range(-math.inf, math.inf)
-        return self.joined(Range(least, most, value.numel()))
+            return ValueRange(-math.inf, math.inf)
+        return self.joined(ValueRange(least, most, value.numel()))
 
-    def joined(self, other: Range) -> Range:
+    def joined(self, other: ValueRange) -> ValueRange:
         """Return the range of both."""
-        return Range(min(self.least, other.least), max(self.most, other.most), self.values + other.values)
+        return ValueRange(min(self.least, other.least), max(self.most, other.most), self.values + other.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What calibration found of a program's values."""
 
-    ranges: dict[Node, Range] = field(default_factory=dict)
+    ranges: dict[Node, ValueRange] = field(default_factory=dict)
     shapes: dict[Node, torch.Size] = field(default_factory=dict)
 
-    def tell(self, node: Node, known: LayerRange | None) -> None:
+    def set_range(self, node: Node, known: LayerRange | None) -> None:
         """Take over what was seen elsewhere; None where it was not."""
-        self.ranges[node] = Range() if known is None else Range(known.least, known.most, known.values)
+        self.ranges[node] = ValueRange() if known is None else ValueRange(known.least, known.most, known.values)
         if known is not None and known.shape:
             self.shapes[node] = torch.Size(known.shape)
 
     def note(self, node: Node, value: Any) -> None:
         """Note a value that a node had."""
-        self.ranges[node] = self.ranges.get(node, Range()).with_values(value)
+        self.ranges[node] = self.ranges.get(node, ValueRange()).with_values(value)
         if isinstance(value, torch.Tensor):
             self.shapes[node] = value.shape
 
@@ -139,7 +139,7 @@ class Plan:
     """Values that are levels."""
     takers: Mapping[Node, Collection[Node]]
     """Of each held value, the users to which its levels go."""
-    ranges: Mapping[Node, Range]
+    ranges: Mapping[Node, ValueRange]
     """Ranges of values that are levels or become such; none without batches."""
     steady: AbstractSet[Node]
     """Values that are the same for all that take them."""
@@ -150,16 +150,16 @@ class Plan:
 class Levels:
     """Plans for one program, with one or another set of its layers on int8 weights."""
 
-    def __init__(self, module: GraphModule, effects: Effects, affines: Iterable[Affine]) -> None:
-        """Look at the program; `affines` are all layers that may be on int8 weights."""
+    def __init__(self, module: GraphModule, effects: Effects, linears: Iterable[LinearLayer]) -> None:
+        """Look at the program; `linears` are all layers that may be on int8 weights."""
         self._module, self._effects = module, effects
         self._steadiness = Steadiness(module, effects)
         operators = [behaviour.operator for behaviour in effects.behaviours]
         self._names = {
             node: "" if each is None else each.name for node, each in zip(effects.nodes, operators, strict=True)
         }
-        self._layers = {each.node: self._layer(each) for each in affines}
-        self._images = {each.node for each in affines if each.kind == "convolution"}
+        self._layers = {each.node: self._layer(each) for each in linears}
+        self._images = {each.node for each in linears if each.kind == "convolution"}
         self._norms = {node: norm for node in effects.nodes if (norm := self._norm(node)) is not None}
         self._written = self._written_classes()
 
@@ -245,17 +245,17 @@ class Levels:
         values = (link.end,) if link.kind == "layer" else (link.end, *link.takes)
         if any(map(self.is_written, values)):
             return False
-        ranges = [] if seen is None else [seen.ranges.get(each, Range()) for each in values]
+        ranges = [] if seen is None else [seen.ranges.get(each, ValueRange()) for each in values]
         return all(each.is_finite and each.least < each.most for each in ranges)
 
-    def _layer(self, affine: Affine) -> Link:
+    def _layer(self, linear: LinearLayer) -> Link:
         """Return a layer with the activation behind it."""
-        node, kind = affine.node, "linear" if affine.kind == "linear" else "convolution"
+        node, kind = linear.node, "linear" if linear.kind == "linear" else "convolution"
         inner, activation = self._gated(node), "silu"
         behind = only_user(node)
         if behind is not None and (found := activation_of(self._module, behind)) in int8.ACTIVATIONS[kind]:
             inner, activation = (behind,), str(found)
-        plain = Link(kind="layer", node=node, end=node, takes=(affine.input,))
+        plain = Link(kind="layer", node=node, end=node, takes=(linear.input,))
         return replace(plain, end=inner[-1], inner=inner, activation=activation) if inner else plain
 
     def _gated(self, node: Node) -> tuple[Node, ...]:
@@ -405,12 +405,12 @@ class _Groups:
         """Let two values, and all that share their ranges, share one."""
         self._parents[self._root(one)] = self._root(other)
 
-    def ranges(self, own: Mapping[Node, Range]) -> dict[Node, Range]:
+    def ranges(self, own: Mapping[Node, ValueRange]) -> dict[Node, ValueRange]:
         """Return the range of each value: that of all in its group."""
-        joined: dict[Node, Range] = {}
+        joined: dict[Node, ValueRange] = {}
         for node, each in own.items():
             root = self._root(node)
-            joined[root] = joined.get(root, Range()).joined(each)
+            joined[root] = joined.get(root, ValueRange()).joined(each)
         return {node: joined[self._root(node)] for node in own}
 
     def _root(self, node: Node) -> Node:

@@ -19,13 +19,13 @@ from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.layers import Affine, Steadiness, affine_of
+from fxlib.analysis.layers import LinearLayer, Steadiness, linear_layer_of
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.edit import draft_of, place_of
-from fxlib.passes.infra.folded_values import CHANNELS_LAST, Call, become, hold, read, sweep
+from fxlib.passes.infra.edit import working_copy, model_position
+from fxlib.passes.infra.folded_values import CHANNELS_LAST, FunctionCall, become, hold, read, sweep
 from fxlib.passes.local.fold_norms import scales_and_shifts
-from fxlib.passes.local.levels import Levels, Link, Plan, Range, Seen, pair_of
+from fxlib.passes.local.levels import Levels, Link, Plan, ValueRange, Seen, pair_of
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8, is_call, is_issue
 from fxlib.runtime.submodules import submodule
@@ -66,13 +66,13 @@ class Quantize(GraphPass):
         layers, small, declined = found.layers, found.small, found.declined
         if found.are_all_small:
             return PassResult(module, changes=0, declined=(*declined, *self._alone(layers)))
-        levels = Levels(module, context.get(Effects), [each.affine for each in layers])
+        levels = Levels(module, context.get(Effects), [each.linear for each in layers])
         batches, seen = _batches(module, context), None
-        told = () if context.workload is None or batches else context.workload.ranges
+        given = () if context.workload is None or batches else context.workload.ranges
         if batches:
             layers, seen = self._calibrated(found, levels, batches, context.max_relative_error, declined)
-        elif told:
-            layers, seen = self._as_told(found, levels, told, declined)
+        elif given:
+            layers, seen = self._with_given_ranges(found, levels, given, declined)
         plan = levels.plan([each.node for each in layers], small, seen)
         Rewriting(module, plan, layers, {node: node for node in module.graph.nodes}).run()
         sweep(module)
@@ -90,11 +90,11 @@ class Quantize(GraphPass):
         if found.are_all_small or not batches:
             return ()
         declined = list[Declined]()
-        levels = Levels(module, context.get(Effects), [each.affine for each in found.layers])
+        levels = Levels(module, context.get(Effects), [each.linear for each in found.layers])
         _, seen = self._calibrated(found, levels, batches, context.max_relative_error, declined)
         too_far = {each.node: each.detail for each in declined if each.reason is Reason.ERROR_BOUND}
         names = [(layer.input, name, too_far.get(layer.node.name, "")) for name, layer in _named(found.layers).items()]
-        names += [(value, ((), place), "") for place, value in enumerate(_between(found.layers, levels))]
+        names += [(value, ((), index), "") for index, value in enumerate(_between(found.layers, levels))]
         return tuple(
             LayerRange(
                 weights=weights,
@@ -124,30 +124,30 @@ class Quantize(GraphPass):
             kept = self._within(measured, kept, bound, declined)
         return kept, seen
 
-    def _as_told(
-        self, found: _Search, levels: Levels, told: Sequence[LayerRange], declined: list[Declined]
+    def _with_given_ranges(
+        self, found: _Search, levels: Levels, given: Sequence[LayerRange], declined: list[Declined]
     ) -> tuple[list[Layer], Seen]:
         """Return the same of ranges that were taken elsewhere; of a layer that they leave out, nothing is known."""
-        known = {(each.weights, each.use): each for each in told}
+        known = {(each.weights, each.use): each for each in given}
         seen, kept = Seen(), list[Layer]()
         for name, layer in _named(found.layers).items():
             each = known.get(name)
-            seen.tell(layer.input, each)
+            seen.set_range(layer.input, each)
             if each is not None and each.too_far:
                 declined.append(Declined(node=layer.node.name, reason=Reason.ERROR_BOUND, detail=each.too_far))
             else:
                 kept.append(layer)
-        for place, value in enumerate(_between(found.layers, levels)):
-            seen.tell(value, known.get(((), place)))
+        for index, value in enumerate(_between(found.layers, levels)):
+            seen.set_range(value, known.get(((), index)))
         return self._with_known_range(kept, found.small, seen.ranges, declined), seen
 
     def _alone(self, layers: Sequence[Layer]) -> list[Declined]:
         """Return the reasons of layers that neither take levels nor hand them on."""
-        large = [each.node for each in layers if each.affine.weight.tensor.numel() >= self.least_weights]
+        large = [each.node for each in layers if each.linear.weight.tensor.numel() >= self.least_weights]
         return [Declined(node=node.name, reason=Reason.NOT_INT8) for node in large]
 
     def _with_known_range(
-        self, layers: Sequence[Layer], small: Collection[Node], ranges: Mapping[Node, Range], declined: list[Declined]
+        self, layers: Sequence[Layer], small: Collection[Node], ranges: Mapping[Node, ValueRange], declined: list[Declined]
     ) -> list[Layer]:
         kept = list[Layer]()
         for layer in layers:
@@ -193,7 +193,7 @@ class Quantize(GraphPass):
 class Layer:
     """A layer that can run on int8 weights: the integers, and what they stand for."""
 
-    affine: Affine
+    linear: LinearLayer
     weight: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None
@@ -203,23 +203,23 @@ class Layer:
     @property
     def node(self) -> Node:
         """Where it is called."""
-        return self.affine.node
+        return self.linear.node
 
     @property
     def input(self) -> Node:
         """The value that it takes."""
-        return self.affine.input
+        return self.linear.input
 
     @property
     def sources(self) -> frozenset[str]:
         """The names of the weights behind its integers."""
-        bias = self.affine.bias
-        return self.affine.weight.sources | (bias.sources if bias is not None else frozenset())
+        bias = self.linear.bias
+        return self.linear.weight.sources | (bias.sources if bias is not None else frozenset())
 
     @property
     def operator(self) -> Any:
         """The operator that computes it."""
-        return (_OPERATORS.int8_linear if self.affine.kind == "linear" else _OPERATORS.int8_conv2d).default
+        return (_OPERATORS.int8_linear if self.linear.kind == "linear" else _OPERATORS.int8_conv2d).default
 
 
 def _named(layers: Sequence[Layer]) -> dict[tuple[tuple[str, ...], int], Layer]:
@@ -259,33 +259,33 @@ class _Search:
         """Those among them that do not pay by themselves."""
         self.declined: list[Declined] = []
         for node in module.graph.nodes:
-            affine = affine_of(module, node)
-            if affine is not None:
-                self._take(affine)
+            linear = linear_layer_of(module, node)
+            if linear is not None:
+                self._take(linear)
 
     @property
     def are_all_small(self) -> bool:
         """Whether no layer pays by itself."""
         return self.small.issuperset(each.node for each in self.layers)
 
-    def _take(self, affine: Affine) -> None:
-        tensors = [each.tensor for each in (affine.weight, affine.bias) if each is not None]
-        few = affine.weight.tensor.numel() < self._least
-        if few or (affine.kind == "convolution" and affine.weight.tensor.shape[1] == 1):
-            self.small.add(affine.node)
-        reason = self._blocked or self._misfit(affine, tensors) or self._steadiness.refusal(affine.node, tensors)
-        options = None if reason else self._options(affine)
+    def _take(self, linear: LinearLayer) -> None:
+        tensors = [each.tensor for each in (linear.weight, linear.bias) if each is not None]
+        few = linear.weight.tensor.numel() < self._least
+        if few or (linear.kind == "convolution" and linear.weight.tensor.shape[1] == 1):
+            self.small.add(linear.node)
+        reason = self._blocked or self._misfit(linear, tensors) or self._steadiness.refusal(linear.node, tensors)
+        options = None if reason else self._options(linear)
         if few and (reason or options is None):
             return
         if reason or options is None:
-            self.declined.append(Declined(node=affine.node.name, reason=reason or Reason.NOT_INT8))
+            self.declined.append(Declined(node=linear.node.name, reason=reason or Reason.NOT_INT8))
             return
-        weight, scales = quantized(affine.weight.tensor)
-        bias = None if affine.bias is None else affine.bias.tensor.detach().clone().contiguous()
-        self.layers.append(Layer(affine=affine, weight=weight, scales=scales, bias=bias, options=options))
+        weight, scales = quantized(linear.weight.tensor)
+        bias = None if linear.bias is None else linear.bias.tensor.detach().clone().contiguous()
+        self.layers.append(Layer(linear=linear, weight=weight, scales=scales, bias=bias, options=options))
 
-    def _misfit(self, affine: Affine, tensors: Sequence[torch.Tensor]) -> Reason | None:
-        fits = affine.kind == "linear" or (affine.kind == "convolution" and affine.dimensions == 2)
+    def _misfit(self, linear: LinearLayer, tensors: Sequence[torch.Tensor]) -> Reason | None:
+        fits = linear.kind == "linear" or (linear.kind == "convolution" and linear.dimensions == 2)
         plain = all(each.dtype is torch.float32 and each.device.type == "cpu" for each in tensors)
         if not fits or not plain:
             return Reason.NOT_INT8
@@ -293,20 +293,20 @@ class _Search:
             return Reason.WEIGHT_UNCOUNTED
         return None if all(bool(each.isfinite().all()) for each in tensors) else Reason.NOT_FINITE
 
-    def _options(self, affine: Affine) -> tuple[Any, ...] | None:
+    def _options(self, linear: LinearLayer) -> tuple[Any, ...] | None:
         """Return stride, padding, dilation and groups; None if they are of a form that int8 convolutions lack."""
-        if affine.kind == "linear":
+        if linear.kind == "linear":
             return ()
-        if affine.node.op == "call_module":
-            layer = submodule(self.module, str(affine.node.target))
+        if linear.node.op == "call_module":
+            layer = submodule(self.module, str(linear.node.target))
             given: Mapping[str, Any] = vars(layer)
             if isinstance(layer, _ConvNd) and layer.padding_mode != "zeros":
                 return None
         else:
-            given = arguments_of(affine.node)
+            given = arguments_of(linear.node)
         padding = 0 if (padding := given.get("padding", 0)) == "valid" else padding
         pairs = [pair_of(each) for each in (given.get("stride", 1), padding, given.get("dilation", 1))]
-        return None if None in pairs else (*pairs, affine.groups)
+        return None if None in pairs else (*pairs, linear.groups)
 
 
 def _batches(module: GraphModule, context: Context) -> tuple[Sequence[Any], ...]:
@@ -382,11 +382,11 @@ class _Error:
 
     def of(self, layers: Sequence[Layer]) -> float:
         """Return the largest relative error of any result (see `relative_error`)."""
-        draft = draft_of(self.module)
+        working = working_copy(self.module)
         plan = self.levels.plan([each.node for each in layers], self.small, self.seen)
-        at = dict(zip(self.module.graph.nodes, draft.graph.nodes, strict=True))
-        Rewriting(draft, plan, layers, at).run()
-        run = _Run(draft)
+        at = dict(zip(self.module.graph.nodes, working.graph.nodes, strict=True))
+        Rewriting(working, plan, layers, at).run()
+        run = _Run(working)
         pairs = zip(self.batches, self.reference, strict=True)
         return max(largest_error(run.results_of(batch), expected) for batch, expected in pairs)
 
@@ -410,7 +410,7 @@ class Rewriting:
 
     def run(self) -> None:
         """Rewrite the program."""
-        write: dict[str, Callable[[Link, Node], Call | None]] = {
+        write: dict[str, Callable[[Link, Node], FunctionCall | None]] = {
             "layer": self._layer,
             "sum": self._sum,
             "norm": self._norm,
@@ -428,13 +428,13 @@ class Rewriting:
             elif node.target is _OPERATORS.int8_conv2d.default and not node.meta.get(CHANNELS_LAST):
                 self._at[work.end] = self._behind(node, self._graph.call_method("contiguous", (node,)), node.users)
 
-    def _layer(self, work: Link, node: Node) -> Call:
+    def _layer(self, work: Link, node: Node) -> FunctionCall:
         layer = self._layers[work.node]
         given = self._levels_of(layer.input, node) if self._plan.ranges else (self._at[layer.input], None, 0)
         out = self._point(work.end) if work.end in self._plan.held else (None, 0)
         return layer.operator, (*given, *self._weights(layer, node), *layer.options, *out, work.activation), {}
 
-    def _sum(self, work: Link, node: Node) -> Call:
+    def _sum(self, work: Link, node: Node) -> FunctionCall:
         assert work.layer is not None  # noqa: S101 - a sum has one
         layer = self._layers[work.layer]
         given = self._levels_of(layer.input, self._at[work.layer])
@@ -443,7 +443,7 @@ class Rewriting:
         operator = (_OPERATORS.int8_conv2d_add_over if over else _OPERATORS.int8_conv2d_add).default
         return operator, (*given, *rest, *self._point(work.end), relu), {}
 
-    def _norm(self, work: Link, node: Node) -> Call:
+    def _norm(self, work: Link, node: Node) -> FunctionCall:
         norm = work.norm
         assert norm is not None  # noqa: S101 - a norm has one
         sources = frozenset[str]().union(*(each.sources for each in norm.weights))
@@ -453,7 +453,7 @@ class Rewriting:
             weights.append(read(self._module, name, sources, node))
         return _OPERATORS.int8_norm.default, (*given, *weights, *self._point(work.end)), {}
 
-    def _pool(self, work: Link, node: Node) -> Call:
+    def _pool(self, work: Link, node: Node) -> FunctionCall:
         return _OPERATORS.int8_max_pool2d.default, (self._levels_of(work.takes[0], node)[0], *work.options), {}
 
     def _move(self, work: Link, node: Node) -> None:
@@ -462,7 +462,7 @@ class Rewriting:
         if not levels.meta.get(CHANNELS_LAST):
             with self._graph.inserting_before(node):
                 plain = self._graph.call_method("contiguous", (levels,))
-            plain.meta.update(place_of(node))
+            plain.meta.update(model_position(node))
             node.replace_input_with(levels, plain)
 
     def _join(self, work: Link, node: Node) -> None:
@@ -482,13 +482,13 @@ class Rewriting:
         elif value not in self._plan.held:
             with self._graph.inserting_before(user):
                 levels = self._graph.call_function(_OPERATORS.quantize.default, (levels, *point))
-            levels.meta.update(place_of(user))
+            levels.meta.update(model_position(user))
             if value in self._plan.steady:
                 self._rounded[value] = levels
         return levels, *point
 
     def _weights(self, layer: Layer, node: Node) -> list[Node | None]:
-        name = layer.affine.weight.name
+        name = layer.linear.weight.name
         held = [("int8", layer.weight), ("int8.scales", layer.scales), ("int8.bias", layer.bias)]
         return [
             None
@@ -525,5 +525,5 @@ class Rewriting:
             if user is not made:
                 user.replace_input_with(node, made)
         node.append(made)
-        made.meta.update(place_of(node))
+        made.meta.update(model_position(node))
         return made

@@ -103,7 +103,7 @@ class _Work:
     def __init__(self, module: GraphModule, *, bitwise: bool) -> None:
         self._module, self._bitwise = module, bitwise
         self._replacements = Replacements(module.graph)
-        self._program: Program | None = None
+        self._program: ProgramIndex | None = None
         self._legality: Legality | None = None
         self.changes = 0
         self.declined: dict[tuple[str, str], Declined] = {}
@@ -113,7 +113,7 @@ class _Work:
     def apply(self, rule: Rule) -> None:
         """Apply a rule to the program in its present form."""
         if self._program is None:
-            self._program = Program(self._module)
+            self._program = ProgramIndex(self._module)
         program, before = self._program, self.changes
         for node in program.calls(rule.forms[rule.anchor]):
             if program.form(node) is None:
@@ -142,7 +142,7 @@ class _Work:
             self._legality = Legality(self._module, bitwise=self._bitwise)
         return self._legality
 
-    def _replace(self, program: Program, match: Match, rule: Rule, bound: Bound) -> None:
+    def _replace(self, program: ProgramIndex, match: Match, rule: Rule, bound: Bindings) -> None:
         graph, before = self._module.graph, insertion(match)
         inputs = {mine: bound[its] for mine, its in zip(rule.gives.inputs, rule.seeks.inputs, strict=True)}
         outputs, made = splice(graph, rule.gives, inputs, before=before, like=match.nodes[-1])
@@ -162,7 +162,7 @@ class _Work:
 
 def _check_ends(rule: Rule) -> None:
     """Reject a rule that would match its own replacement again and again."""
-    program = Program(GraphModule(torch.nn.Module(), rule.gives.graph))
+    program = ProgramIndex(GraphModule(torch.nn.Module(), rule.gives.graph))
     for node in program.calls(rule.forms[rule.anchor]):
         if any(True for _ in Search(rule, program).ending_in(node)):
             where = f"rule {rule.name!r}, {location_of(node)} of the replacement"
@@ -170,7 +170,7 @@ def _check_ends(rule: Rule) -> None:
             raise PassError("the pattern matches its own replacement, without end", where=where, hint=hint)
 
 
-Bound: TypeAlias = dict[Node, Any]
+Bindings: TypeAlias = dict[Node, Any]
 """For each node and input of a pattern, the node of the program that it matches; an input may match a literal."""
 _Goal: TypeAlias = tuple[Node, Any]
 _STEPS = 4096
@@ -178,7 +178,7 @@ _STEPS = 4096
 pattern with dozens of operators whose operands may be swapped exceeds it."""
 
 
-class Program:
+class ProgramIndex:
     """The nodes of a program by the operator they call, as they were before any rule was applied to them."""
 
     def __init__(self, module: GraphModule) -> None:
@@ -214,7 +214,7 @@ class Program:
 class Search:
     """All ways in which a pattern can end in one node of a program, in a fixed order."""
 
-    def __init__(self, rule: Rule, program: Program) -> None:
+    def __init__(self, rule: Rule, program: ProgramIndex) -> None:
         """Prepare the search for a rule's pattern."""
         self._rule, self._program = rule, program
         self._left = _STEPS
@@ -224,11 +224,11 @@ class Search:
         """Whether there were too many ways to try them all."""
         return self._left <= 0
 
-    def ending_in(self, node: Node) -> Iterator[Bound]:
+    def ending_in(self, node: Node) -> Iterator[Bindings]:
         """Yield the match of each node of the pattern, with `node` as the match of the last one."""
         return self._solve([(self._rule.anchor, node)], {})
 
-    def _solve(self, goals: list[_Goal], bound: Bound) -> Iterator[Bound]:
+    def _solve(self, goals: list[_Goal], bound: Bindings) -> Iterator[Bindings]:
         forms, program = self._rule.forms, self._program
         while goals and self._left > 0:
             self._left -= 1
@@ -255,7 +255,7 @@ class Search:
         if not self.gave_up:
             yield from self._onward(bound)
 
-    def _onward(self, bound: Bound) -> Iterator[Bound]:
+    def _onward(self, bound: Bindings) -> Iterator[Bindings]:
         """Continue with a part of the pattern that the matched nodes do not need, but share a value with."""
         nodes = self._rule.seeks.nodes
         wanted = next(
@@ -339,7 +339,7 @@ class Legality:
         effects, self._records = Effects.of(module), records_gradients(module)
         self._motion = Motion(module, effects, keep_gradients=bitwise and self._records)
         self._sharing = Sharing(effects)
-        self._places = dict(effects.index)
+        self._positions = dict(effects.index)
 
     def refusal(self, match: Match, rule: Rule) -> Declined | None:
         """Return why a rule may not be applied to a match; None if it may."""
@@ -370,7 +370,7 @@ class Legality:
         before = insertion(match)
         if late := next((each for each in match.values if not each < before), None):
             return _declined(match, Reason.USED_BEFORE, f"{before.name} uses a result before {late.name} is there")
-        at = self._places[before]
+        at = self._positions[before]
         reason = self._motion.refusal(match.nodes, at)
         if reason is None and self._records and rule.gives.saves:
             values = map(self._sharing.original, (*match.values, *match.outputs))
@@ -401,7 +401,7 @@ class Legality:
         """
         if rule.gives.shares:
             self._sharing.join(match.outputs, match.values)
-        self._places.update(dict.fromkeys(made, self._places[before]))
+        self._positions.update(dict.fromkeys(made, self._positions[before]))
         for new, old in zip(outputs, match.outputs, strict=True):
             if new not in match.values:
                 self._sharing.stand_in(new, old)

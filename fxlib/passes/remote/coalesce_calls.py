@@ -46,10 +46,10 @@ class CoalesceCalls(GraphPass):
         )
         if not found.groups:
             return PassResult(module, changes=0, declined=found.declined)
-        arrange([nodes[place] for place in found.order])
+        arrange([nodes[position] for position in found.order])
         for group, batched_by in zip(found.groups, found.batched_by, strict=True):
-            coalesce([nodes[place] for place in group], batched_by)
-        heads = {place: group[-1] for group in found.groups for place in group}
+            coalesce([nodes[position] for position in group], batched_by)
+        heads = {position: group[-1] for group in found.groups for position in group}
         context.keep(found.dependencies.gathered(found.order, heads, list(module.graph.nodes)))
         return PassResult(module, changes=sum(map(len, found.groups)), declined=found.declined)
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from typing_extensions import override
 
 from fxlib.analysis.cost.costs import CallCost, Costs
-from fxlib.analysis.effects.dependencies import Dependencies, Why
+from fxlib.analysis.effects.dependencies import Cause, Dependencies
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import contract_of_call
 from fxlib.analysis.scheduling.batching import Capacity, is_plain_call, kind_of_message, together_s
@@ -43,8 +43,8 @@ class CoalesceWrites(GraphPass):
             return PassResult(module, changes=0)
         capacity = Capacity(calls=self.max_calls, bytes=self.batch_bytes)
         found = list(sequences(context.get(Dependencies), context.costs(), capacity))
-        for places in found:
-            gather([nodes[place] for place in places])
+        for positions in found:
+            gather([nodes[position] for position in positions])
         return PassResult(module, changes=sum(map(len, found)))
 
 
@@ -57,7 +57,7 @@ def gather(issues: Sequence[Node]) -> None:
         previous = wait
 
 
-_KEPT = frozenset({Why.SERVER, Why.COMMIT, Why.GRADIENT})
+_KEPT = frozenset({Cause.SERVER, Cause.COMMIT, Cause.GRADIENT})
 """Orders between two calls that one message keeps."""
 
 
@@ -75,15 +75,15 @@ def sequences(dependencies: Dependencies, costs: Costs, capacity: Capacity) -> I
     """
     program = _Program(dependencies=dependencies, costs=costs, capacity=capacity)
     group = _Group(program)
-    for place, node in enumerate(dependencies.effects.nodes):
-        if dependencies.effects.per_node[place].part is Part.ISSUE and _may_join(node):
-            if not group.takes(place, node):
+    for position, node in enumerate(dependencies.effects.nodes):
+        if dependencies.effects.per_node[position].part is Part.ISSUE and _may_join(node):
+            if not group.takes(position, node):
                 yield from group.found()
                 group = _Group(program)
-            if group.places or may_write_in_turn(node):
-                group.add(place, node)
-        elif group.places:
-            group.pass_by(place, node)
+            if group.positions or may_write_in_turn(node):
+                group.add(position, node)
+        elif group.positions:
+            group.pass_by(position, node)
     yield from group.found()
 
 
@@ -101,7 +101,7 @@ class _Group:
 
     def __init__(self, program: _Program) -> None:
         self._program = program
-        self.places: list[int] = []
+        self.positions: list[int] = []
         self._calls: list[CallCost] = []
         self._kind: Hashable = None
         self._until = 0
@@ -112,47 +112,47 @@ class _Group:
         self._after: set[int] = set()
         """Nodes that come after one of the calls and are not among them."""
         self._work_s = 0.0
-        self._apart_s = 0.0
+        self._separate_s = 0.0
         """Time at which the calls would end if each were sent as soon as the program reaches it."""
 
-    def takes(self, place: int, node: Node) -> bool:
+    def takes(self, position: int, node: Node) -> bool:
         """Return whether one more call may and should travel with the others."""
-        if kind_of_message(node) != self._kind or len(self.places) >= self._program.capacity.calls:
+        if kind_of_message(node) != self._kind or len(self.positions) >= self._program.capacity.calls:
             return False
         if self._after and may_write_in_turn(node):
             return False  # the message would leave here, and earlier work must follow its answers
-        for source, why in self._program.dependencies.before(place):
+        for source, why in self._program.dependencies.before(position):
             if source in self._after or (source in self._own and why not in _KEPT):
                 return False
-        if not may_write_in_turn(node) and self._own.isdisjoint(self._program.dependencies.sources(place)):
+        if not may_write_in_turn(node) and self._own.isdisjoint(self._program.dependencies.sources(position)):
             return False  # a read that need not wait for the writes stays separate
         return self._pays([*self._calls, self._cost(node)])
 
-    def add(self, place: int, node: Node) -> None:
+    def add(self, position: int, node: Node) -> None:
         """Add a call that travels with the others."""
         call = self._cost(node)
-        self._apart_s = self._alone_s(call)
+        self._separate_s = self._alone_s(call)
         self._kind = kind_of_message(node)
         self._calls.append(call)
-        self.places.append(place)
-        self._own.add(place)
+        self.positions.append(position)
+        self._own.add(position)
         self._waits.update(node.users)
         if may_write_in_turn(node):
-            self._until = len(self.places)
+            self._until = len(self.positions)
 
-    def pass_by(self, place: int, node: Node) -> None:
+    def pass_by(self, position: int, node: Node) -> None:
         """Record how another node depends on the calls."""
         if node in self._waits:
-            self._own.add(place)
+            self._own.add(position)
             return
         self._work_s += self._program.costs.seconds.get(node, 0.0)
-        if any(source in self._own or source in self._after for source in self._program.dependencies.sources(place)):
-            self._after.add(place)
+        if any(source in self._own or source in self._after for source in self._program.dependencies.sources(position)):
+            self._after.add(position)
 
     def found(self) -> Iterator[tuple[int, ...]]:
         """Yield the calls if there are several; reads after the last write stay separate, in parallel."""
         if self._until > 1:
-            yield tuple(self.places[: self._until])
+            yield tuple(self.positions[: self._until])
 
     def _pays(self, calls: Sequence[CallCost]) -> bool:
         costs, last = self._program.costs, calls[-1]
@@ -161,7 +161,7 @@ class _Group:
         return carried <= self._program.capacity.bytes and over_s <= self._alone_s(last)
 
     def _alone_s(self, call: CallCost) -> float:
-        return max(self._apart_s, self._work_s) + call.issue_s + call.service_s + call.wait_s
+        return max(self._separate_s, self._work_s) + call.issue_s + call.service_s + call.wait_s
 
     def _cost(self, node: Node) -> CallCost:
         return self._program.costs.messages[node].calls[0]

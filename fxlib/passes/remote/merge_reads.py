@@ -94,14 +94,14 @@ def duplicates(module: GraphModule, dependencies: Dependencies, profile: Profile
     not only equal ones, and not be written in between.
     """
     nodes = dependencies.effects.nodes
-    kinds = {place: frozen(node.args) for place, node in enumerate(nodes) if _is_read(node)}
+    kinds = {position: frozen(node.args) for position, node in enumerate(nodes) if _is_read(node)}
     level, results = levels(dependencies, kinds), _Results(module, dependencies, profile)
     firsts: dict[Hashable, Node] = {}
-    for place, kind in kinds.items():
-        earlier = firsts.setdefault((kind, level[place]), nodes[place])
-        if earlier is not nodes[place]:
-            refusal = results.refusal(result_of(nodes[place])) or results.refusal(result_of(earlier))
-            yield Duplicate(call=nodes[place], earlier=earlier, refusal=refusal)
+    for position, kind in kinds.items():
+        earlier = firsts.setdefault((kind, level[position]), nodes[position])
+        if earlier is not nodes[position]:
+            refusal = results.refusal(result_of(nodes[position])) or results.refusal(result_of(earlier))
+            yield Duplicate(call=nodes[position], earlier=earlier, refusal=refusal)
 
 
 def result_of(call: Node) -> Node:

@@ -15,12 +15,12 @@ from typing_extensions import override
 
 from fxlib.analysis.cost.costs import Costs
 from fxlib.analysis.cost.simulate import SimulatedCall, Simulation, simulate
-from fxlib.analysis.effects.dependencies import Dependencies, Why
+from fxlib.analysis.effects.dependencies import Cause, Dependencies
 from fxlib.analysis.effects.model import NodeEffects
 from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
-from fxlib.analysis.scheduling.explain_blocked import Blame, remedy_for
+from fxlib.analysis.scheduling.explain_blocked import BlockedCalls, remedy_for
 from fxlib.analysis.scheduling.reordering import Pair, Reordering, is_idle, pairs_of, was_split
-from fxlib.analysis.scheduling.schedule import Limits, Schedule, closed, overlapped_order
+from fxlib.analysis.scheduling.schedule import Schedule, ScheduleLimits, closed, overlapped_order
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.ops.batches import is_batch, items_of
@@ -58,9 +58,9 @@ class OverlapCalls(GraphPass):
                 raise ValueError(f"{name} is {value!r}; it must be an integer of at least {least}")
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ScheduleLimits:
         """The options as limits of the scheduler."""
-        return Limits(
+        return ScheduleLimits(
             memory_bytes=self.memory_bytes,
             calls_in_flight=self.calls_in_flight,
             bytes_in_flight=self.bytes_in_flight,
@@ -73,7 +73,7 @@ class OverlapCalls(GraphPass):
         reports = plan.reports()
         moved = sum(report.action == "moved" for report in reports)
         if moved:
-            arrange([dependencies.effects.nodes[place] for place in plan.order])
+            arrange([dependencies.effects.nodes[position] for position in plan.order])
             if self.limits.of_flight:
                 set_in_flight_limits(module.graph, self.limits)
         declined = (_as_declined(report) for report in reports if report.action == "left_alone")
@@ -99,20 +99,20 @@ class _Plan:
         """Return a report of what becomes of each call."""
         gains = [(pair, self._reordering.gain(pair)) for pair in self._pairs]
         needed = any(gain is None for _, gain in gains) and not self._schedule.kept
-        blame = Blame(self._dependencies, self._reordering) if needed else None
+        blocked = BlockedCalls(self._dependencies, self._reordering) if needed else None
         limits = self._limits()
-        return tuple(_limited(self._report(pair, gain, blame), limits.get(pair.wait)) for pair, gain in gains)
+        return tuple(_limited(self._report(pair, gain, blocked), limits.get(pair.wait)) for pair, gain in gains)
 
     def _limits(self) -> Mapping[int, _Limit]:
         """Return the reason why each call is exposed, if there are measured costs to tell."""
         if not self._costs.measured:
             return {}
         nodes = self._dependencies.effects.nodes
-        step = simulate([nodes[place] for place in self.order], self._costs)
+        step = simulate([nodes[position] for position in self.order], self._costs)
         return _limits_on(self._pairs, self._dependencies, self.order, self._costs, step)
 
-    def _report(self, pair: Pair, gain: Reason | None, blame: Blame | None) -> CallReport:
-        report = _report(self._dependencies, pair, gain, blame)
+    def _report(self, pair: Pair, gain: Reason | None, blocked: BlockedCalls | None) -> CallReport:
+        report = _report(self._dependencies, pair, gain, blocked)
         if self._schedule.kept:
             return replace(report, reason=Reason.LIMIT_KEEPS_ORDER, remedy="raise the limit")
         if pair.issue in self._schedule.held:
@@ -138,17 +138,17 @@ def arrange(order: Sequence[Node]) -> None:
         previous = node
 
 
-def _report(dependencies: Dependencies, pair: Pair, gain: Reason | None, blame: Blame | None) -> CallReport:
+def _report(dependencies: Dependencies, pair: Pair, gain: Reason | None, blocked: BlockedCalls | None) -> CallReport:
     effects = dependencies.effects
     node = effects.nodes[pair.issue]
     call = effects.nodes[pair.wait] if is_batch(node) else node
     if is_batch(node):
         reason = Reason.COALESCED if gain is None else Reason.MOVED_TOGETHER
         found = Declined(node=node.name, reason=reason, detail=f"{len(items_of(node)) - 1} others")
-    elif gain is not None or blame is None:
+    elif gain is not None or blocked is None:
         found = Declined(node=node.name, reason=gain or Reason.NOTHING_TO_OVERLAP, remedy=_remedy(node, effects[node]))
     else:
-        found = blame.of(pair)
+        found = blocked.of(pair)
     return CallReport(
         node=call_name(call),
         function=function_name(call),
@@ -176,7 +176,7 @@ def _remedy(node: Node, does: NodeEffects) -> str:
     return remedy_for(node) if does.commits and contract_of_call(node) is None else ""
 
 
-def set_in_flight_limits(graph: Graph, limits: Limits) -> None:
+def set_in_flight_limits(graph: Graph, limits: ScheduleLimits) -> None:
     """Put the limits on calls and bytes in flight at the beginning of the forward, replacing those already there."""
     for node in graph.find_nodes(op="call_function", target=limit_in_flight):
         graph.erase_node(node)
@@ -229,15 +229,15 @@ class _Causes:
     def __init__(self, dependencies: Dependencies, order: Sequence[int], costs: Costs) -> None:
         self._dependencies = dependencies
         self._nodes = dependencies.effects.nodes
-        self._position = {place: at for at, place in enumerate(order)}
+        self._position = {position: at for at, position in enumerate(order)}
         self._costs = costs
-        self._followers: dict[int, tuple[int, Why]] = {}
+        self._followers: dict[int, tuple[int, Cause]] = {}
         """The first dependent of each wait to run, and why it depends on the wait."""
         waits = {dependencies.effects.index[node] for node in costs.results}
-        for place in order:
-            for source, why in dependencies.before(place):
+        for position in order:
+            for source, why in dependencies.before(position):
                 if source in waits:
-                    self._followers.setdefault(source, (place, why))
+                    self._followers.setdefault(source, (position, why))
 
     def of(self, pair: Pair, call: SimulatedCall) -> _Limit | None:
         exposed_s = call.exposed_s
@@ -254,21 +254,21 @@ class _Causes:
         late = call.issue_from_s >= _MOST_SHARE * exposed_s
         return (self._from_above(pair.issue) if late else None) or self._from_below(pair.wait)
 
-    def _from_above(self, place: int) -> _Limit | None:
+    def _from_above(self, position: int) -> _Limit | None:
         """Return what the issue had to wait for: of everything that must come before it, what ran last."""
-        before = [each for each in self._dependencies.before(place) if not is_idle(self._nodes[each[0]])]
+        before = [each for each in self._dependencies.before(position) if not is_idle(self._nodes[each[0]])]
         if not before:
             return None
         source, why = max(before, key=lambda each: (self._position[each[0]], -each[1]))
-        reason = Reason.LIMITED_BY_DATA if why is Why.DATA else Reason.LIMITED_BY_EFFECT
+        reason = Reason.LIMITED_BY_DATA if why is Cause.DATA else Reason.LIMITED_BY_EFFECT
         return _Limit(reason=reason, detail=_name(self._nodes[source]))
 
     def _from_below(self, wait: int) -> _Limit:
         """Return what the wait had to come before: of everything that must come after it, what ran first."""
-        place, why = self._followers.get(wait, (wait, Why.DATA))
-        if why is Why.DATA:
+        position, why = self._followers.get(wait, (wait, Cause.DATA))
+        if why is Cause.DATA:
             return _Limit(reason=Reason.LIMITED_BY_WORK)
-        return _Limit(reason=Reason.LIMITED_BY_EFFECT, detail=_name(self._nodes[place]))
+        return _Limit(reason=Reason.LIMITED_BY_EFFECT, detail=_name(self._nodes[position]))
 
 
 def _name(node: Node) -> str:

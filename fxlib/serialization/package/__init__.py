@@ -309,14 +309,16 @@ class _Collector:
             elif value is None and (name in part._parameters or name in part._buffers):
                 self._contents.missing[f"{path}.{name}"] = "parameter" if name in part._parameters else "buffer"
 
-    def _attribute(self, place: str) -> None:
+    def _attribute(self, dotted: str) -> None:
         """Record a tensor that the graph reads."""
-        path, _, name = place.rpartition(".")
+        path, _, name = dotted.rpartition(".")
         value = getattr(self._root.get_submodule(path), name)
         if not isinstance(value, torch.Tensor):
-            raise WireError(f"a package cannot hold a {type(value).__name__}", where=f"attribute {place!r}", hint=_HINT)
-        self._holders(place)
-        self._tensor(place, value)
+            raise WireError(
+                f"a package cannot hold a {type(value).__name__}", where=f"attribute {dotted!r}", hint=_HINT
+            )
+        self._holders(dotted)
+        self._tensor(dotted, value)
 
     def _holders(self, path: str) -> None:
         """Record the modules on the way, as mere holders unless they are called themselves."""
@@ -324,43 +326,43 @@ class _Collector:
         for count in range(1, len(steps)):
             self._contents.parts.setdefault(".".join(steps[:count]), "(torch.nn.Module, False, {})")
 
-    def _tensor(self, place: str, value: torch.Tensor) -> None:
-        name = self._held.setdefault(id(value), place)
-        places = self._contents.tensors.setdefault(name, [])
-        if any(place == known for known, _ in places):
+    def _tensor(self, dotted: str, value: torch.Tensor) -> None:
+        name = self._held.setdefault(id(value), dotted)
+        dotted_names = self._contents.tensors.setdefault(name, [])
+        if any(dotted == known for known, _ in dotted_names):
             return
-        places.append((place, self._role(place, value)))
-        if name != place:
+        dotted_names.append((dotted, self._role(dotted, value)))
+        if name != dotted:
             return
         plain = value.layout is torch.strided and not (value.is_meta or value.is_quantized or value.is_nested)
         if not plain or type(value) not in (torch.Tensor, nn.Parameter):
             kind = f"{type(value).__name__} of layout {value.layout} on {value.device}"
-            raise WireError(f"a package cannot hold a {kind}", where=f"tensor {place!r}", hint=_HINT)
-        other = self._memory.setdefault(value.untyped_storage()._cdata, place)
-        if other != place:
-            raise WireError(f"it shares memory with {other!r}", where=f"tensor {place!r}", hint=_HINT)
+            raise WireError(f"a package cannot hold a {kind}", where=f"tensor {dotted!r}", hint=_HINT)
+        other = self._memory.setdefault(value.untyped_storage()._cdata, dotted)
+        if other != dotted:
+            raise WireError(f"it shares memory with {other!r}", where=f"tensor {dotted!r}", hint=_HINT)
         data = value.detach().resolve_conj().resolve_neg()
         if not data.is_contiguous():
-            self._contents.strides[place] = data.stride()
+            self._contents.strides[dotted] = data.stride()
         if data.is_complex():  # safetensors has only one complex dtype
-            self._contents.complex_.append(place)
+            self._contents.complex_.append(dotted)
             data = torch.view_as_real(data)
-        self._contents.values[place] = data.contiguous().cpu()
+        self._contents.values[dotted] = data.contiguous().cpu()
 
-    def _role(self, place: str, value: torch.Tensor) -> str:
-        path, _, name = place.rpartition(".")
+    def _role(self, dotted: str, value: torch.Tensor) -> str:
+        path, _, name = dotted.rpartition(".")
         owner = self._root.get_submodule(path)
         if name in owner._parameters:
             return "parameter" if value.requires_grad else "frozen"
         if name in owner._buffers:
-            transient = name in owner._non_persistent_buffers_set and not self._is_computed(place)
+            transient = name in owner._non_persistent_buffers_set and not self._is_computed(dotted)
             return "transient" if transient else "buffer"
         return "attribute"
 
-    def _is_computed(self, place: str) -> bool:
+    def _is_computed(self, dotted: str) -> bool:
         """Return whether a pass computed it from weights, so that it is a weight of the package."""
         return any(
-            node.op == "get_attr" and node.target == place and FOLDED in node.meta for node in self._root.graph.nodes
+            node.op == "get_attr" and node.target == dotted and FOLDED in node.meta for node in self._root.graph.nodes
         )
 
 

@@ -45,16 +45,16 @@ def assemble(
         _put(root, path, root.get_submodule(other))
     # Torch allocates the memory, as for the model's own: the last bits of matrix products may depend on its alignment.
     stored = {name: value.clone() for name, value in load_file(folder / "weights.safetensors").items()}
-    for name, places in tensors.items():
+    for name, dotted_names in tensors.items():
         value = torch.view_as_complex(stored[name]) if name in complex_ else stored[name]
         if name in strides:
             value = _laid_out(value, strides[name])
-        if places[0][1] in ("parameter", "frozen"):
-            value = nn.Parameter(value, requires_grad=places[0][1] == "parameter")
-        for place, role in places:
-            _hold(root, place, role, value)
-    for place, role in missing.items():
-        _hold(root, place, role, None)
+        if dotted_names[0][1] in ("parameter", "frozen"):
+            value = nn.Parameter(value, requires_grad=dotted_names[0][1] == "parameter")
+        for dotted, role in dotted_names:
+            _hold(root, dotted, role, value)
+    for dotted, role in missing.items():
+        _hold(root, dotted, role, None)
     for part in root.modules():
         if isinstance(part, nn.RNNBase):
             part._init_flat_weights()
@@ -86,8 +86,8 @@ def of_ranks(names: Sequence[str], ranks: Mapping[str, int]) -> Callable[[Sequen
 
 def _laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     laid = torch.empty_strided(value.shape, strides, dtype=value.dtype)
-    place = tuple(slice(0, 1 if step == 0 else None) for step in strides)  # an expanded dimension is one element
-    laid[place].copy_(value[place])
+    index = tuple(slice(0, 1 if step == 0 else None) for step in strides)  # an expanded dimension is one element
+    laid[index].copy_(value[index])
     return laid
 
 
@@ -96,8 +96,8 @@ def _put(root: nn.Module, path: str, part: nn.Module) -> None:
     root.get_submodule(above)._modules[name] = part
 
 
-def _hold(root: nn.Module, place: str, role: str, value: torch.Tensor | None) -> None:
-    above, _, name = place.rpartition(".")
+def _hold(root: nn.Module, dotted: str, role: str, value: torch.Tensor | None) -> None:
+    above, _, name = dotted.rpartition(".")
     owner = root.get_submodule(above)
     if role in ("parameter", "frozen"):
         owner._parameters[name] = value  # type: ignore[assignment]

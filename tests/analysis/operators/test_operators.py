@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from fxlib.analysis.operators.arguments import operator_of, written_arguments
-from fxlib.analysis.operators.schemas import Operator, facts_of, module_operator
+from fxlib.analysis.operators.schemas import OperatorFacts, facts_of, module_operator
 
 
-def facts(target: Any, *args: Any, **kwargs: Any) -> Operator | None:
+def facts(target: Any, *args: Any, **kwargs: Any) -> OperatorFacts | None:
     """Facts of one call; strings among the arguments stand for tensors."""
     graph = Graph()
     op = "call_method" if isinstance(target, str) else "call_function"
@@ -110,7 +110,7 @@ def test_modules_that_run_anybodys_code_may_do_anything() -> None:
         assert module_operator(module) is None
 
 
-def _known(found: Operator | None) -> Operator:
+def _known(found: OperatorFacts | None) -> OperatorFacts:
     assert found is not None
     return found
 
@@ -125,7 +125,7 @@ def test_what_is_believed_holds_for_torchs_own_samples_of_every_operator(monkeyp
     assert checked > 2_000
 
 
-def _samples(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[..., Any], Operator, Any]]:
+def _samples(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[..., Any], OperatorFacts, Any]]:
     # torch's list of operators lies in its own test-suite, which wants a package for comparing texts; none is compared.
     monkeypatch.setitem(sys.modules, "expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))
     with warnings.catch_warnings():
@@ -149,7 +149,7 @@ def _samples(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Callable[..
                         yield op.name, function, found, (sample.input, sample.args, sample.kwargs)
 
 
-def _lies(function: Callable[..., Any], found: Operator, inputs: Any) -> Iterator[str]:
+def _lies(function: Callable[..., Any], found: OperatorFacts, inputs: Any) -> Iterator[str]:
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     if any(leaf.layout is not torch.strided for leaf in tensors):
         return

@@ -21,7 +21,8 @@ from fxlib.errors import FxlibError
 from fxlib.protocol import contract_from_proto, contract_to_proto, profile_from_proto, profile_to_proto
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import MAX_STEPS, CompiledPart, Span, Timeline
+from fxlib.spec.report import MAX_TIMELINE_STEPS as MAX_STEPS
+from fxlib.spec.report import CompiledPart, Span, Timeline
 from fxlib.v1 import graph_pb2, profile_pb2
 from fxlib_workers.process.exceptions import Raised, shorten
 from fxlib_workers.trial.actor import StoreAddress

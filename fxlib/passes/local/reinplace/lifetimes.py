@@ -48,7 +48,7 @@ class Memory:
     joined: Memory | None = None
 
 
-class Memories:
+class Lifetimes:
     """The memories of one graph, which may be joined."""
 
     def __init__(self, module: GraphModule, nodes: Sequence[Node], *, recording: bool, distinct_inputs: bool) -> None:
@@ -102,9 +102,9 @@ class Memories:
         found, at = set[int](), 0
         front = [(uses[0], 0)] if uses else []
         while front and at < _MOST:
-            end, place = heapq.heappop(front)
+            end, index = heapq.heappop(front)
             found.add(end)
-            for below in (2 * place + 1, 2 * place + 2):
+            for below in (2 * index + 1, 2 * index + 2):
                 if below < len(uses):
                     heapq.heappush(front, (uses[below], below))
             at += 1
@@ -174,13 +174,13 @@ def _may_stop(behaviour: Behaviour) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     """Location of one value: `root` is the node that made the memory; the layout's offset counts from its storage."""
 
     root: Node
     layout: Layout
 
-    def matches(self, other: Place) -> bool:
+    def matches(self, other: Location) -> bool:
         """Return whether both are the same elements in the same order."""
         ours, theirs = self.layout, other.layout
         return (
@@ -191,13 +191,13 @@ class Place:
         )
 
 
-class Places:
+class Locations:
     """The locations of a graph's values, which change as operators come to overwrite their arguments."""
 
     def __init__(self) -> None:
         """Start without any changes."""
         self._roots: dict[Node, Node] = {}
-        self._moved: dict[Node, Place | None] = {}
+        self._moved: dict[Node, Location | None] = {}
         self._layouts: dict[Node, Layout | None] = {}
         self._regions: dict[Hashable, Layout | None] = {}
 
@@ -207,7 +207,7 @@ class Places:
             self._layouts[node] = layout_of(node)
         return self._layouts[node]
 
-    def of(self, node: Node) -> Place | None:
+    def of(self, node: Node) -> Location | None:
         """Return a value's location; None if its layout, or its beginning in its storage, is unknown."""
         if node in self._moved:
             return self._moved[node]
@@ -216,11 +216,11 @@ class Places:
             return None
         root = self.root(node)
         if root not in self._moved:
-            return Place(root=root, layout=layout)
+            return Location(root=root, layout=layout)
         base, made = self._moved[root], self.layout(root)
         if base is None or made is None or made.offset is None:
             return None
-        return Place(root=base.root, layout=_shifted(layout, _offset(base.layout) - made.offset))
+        return Location(root=base.root, layout=_shifted(layout, _offset(base.layout) - made.offset))
 
     def move(self, node: Node, to: Node) -> None:
         """Move a value that had memory of its own to the location of another one, and its views with it."""
@@ -232,20 +232,25 @@ class Places:
 
     def begins_alike(self, node: Node, elsewhere: Node) -> bool:
         """Return whether a value with memory of its own would begin at the same element in another location."""
-        place, own = self.of(elsewhere), self.layout(node)
-        return place is not None and own is not None and own.offset is not None and _offset(place.layout) == own.offset
+        location, own = self.of(elsewhere), self.layout(node)
+        return (
+            location is not None
+            and own is not None
+            and own.offset is not None
+            and _offset(location.layout) == own.offset
+        )
 
-    def region(self, scatter: Node) -> Place | None:
+    def region(self, scatter: Node) -> Location | None:
         """Return the location of the part of its first argument that a scatter replaces; None if it is unknown."""
         base = scatter.args[0]
-        place = self.of(base) if isinstance(base, Node) else None
+        location = self.of(base) if isinstance(base, Node) else None
         value = base.meta.get("val") if isinstance(base, Node) else None
-        if place is None or not isinstance(value, torch.Tensor):
+        if location is None or not isinstance(value, torch.Tensor):
             return None
         layout = self._viewed(scatter, value)
         if layout is None:
             return None
-        return Place(root=place.root, layout=_shifted(layout, _offset(place.layout) - value.storage_offset()))
+        return Location(root=location.root, layout=_shifted(layout, _offset(location.layout) - value.storage_offset()))
 
     def _viewed(self, scatter: Node, value: torch.Tensor) -> Layout | None:
         """Return the layout of a scatter's view of a value; each kind of view is made once, which is slow."""

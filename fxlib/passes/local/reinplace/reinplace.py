@@ -40,7 +40,7 @@ from fxlib.analysis.operators.in_place import (
 )
 from fxlib.analysis.operators.layouts import Layout, layout_of, of_tensor
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.local.reinplace.lifetimes import Memories, Place, Places, makes_views
+from fxlib.passes.local.reinplace.lifetimes import Lifetimes, Location, Locations, makes_views
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import CapturedModule
 
@@ -188,8 +188,8 @@ def _plan(module: GraphModule, *, recording: bool, distinct_inputs: bool) -> _Pl
 class _Planner:
     def __init__(self, module: GraphModule, *, recording: bool, distinct_inputs: bool) -> None:
         self._nodes = list(module.graph.nodes)
-        self._memories = Memories(module, self._nodes, recording=recording, distinct_inputs=distinct_inputs)
-        self._places = Places()
+        self._lifetimes = Lifetimes(module, self._nodes, recording=recording, distinct_inputs=distinct_inputs)
+        self._locations = Locations()
         self._steps: list[_Step] = []
         self._declined: list[Declined] = []
         self._gone: set[int] = set()
@@ -218,21 +218,21 @@ class _Planner:
         return declined if self._decide_on(node, others[0]) is not None else None
 
     def _decide_on(self, node: Node, target: Node) -> Declined | None:
-        layout = self._places.layout(target)
+        layout = self._locations.layout(target)
         cast = cast_back(node, layout.dtype) if layout is not None and gives_truths(node.target) else None
         result = node if cast is None else cast
         refusal = self._refusal(node, target, result)
         if refusal is not None:
             return refusal
-        later = self._later(target, self._memories.time(node))
-        group = None if later is None else _group_of(target, result, later, self._memories, self._places)
+        later = self._later(target, self._lifetimes.time(node))
+        group = None if later is None else _group_of(target, result, later, self._lifetimes, self._locations)
         if group is None or not self._outlive(result, group, target):
             return self._still_used(node, target)
         seen = not self._lie_alike(target, result) and not group.hides(node, result)
         found = self._relaid(node, target, result, group) if seen else None
         if seen and found is None:
             return Declined(node=node.name, reason=Reason.OTHER_LAYOUT, detail=target.name)
-        if sum(self._memories.of(each).returned for each in (result, *group.joined)) > 1:
+        if sum(self._lifetimes.of(each).returned for each in (result, *group.joined)) > 1:
             return Declined(node=node.name, reason=Reason.OUTPUTS_WOULD_SHARE)
         self._take(node, target, result, found)
         self._follow(group)
@@ -240,19 +240,19 @@ class _Planner:
 
     def _refusal(self, node: Node, target: Node, result: Node) -> Declined | None:
         """Return what keeps a node from overwriting its first argument, regardless of later uses."""
-        ours, theirs = self._places.layout(target), self._places.layout(result)
-        memory, own = self._memories.of(target), self._memories.of(result)
+        ours, theirs = self._locations.layout(target), self._locations.layout(result)
+        memory, own = self._lifetimes.of(target), self._lifetimes.of(result)
         others = [*nodes_in(node.args), *nodes_in(dict(node.kwargs))]
         others.remove(target)
         if ours is None or theirs is None:
             return Declined(node=node.name, reason=Reason.LAYOUT_UNKNOWN)
-        if not ours.same_values(theirs) or (own.absolute and not self._places.begins_alike(result, target)):
+        if not ours.same_values(theirs) or (own.absolute and not self._locations.begins_alike(result, target)):
             return Declined(node=node.name, reason=Reason.OTHER_LAYOUT, detail=target.name)
-        if not ours.same_strides(theirs) and not ours.lies_apart:
+        if not ours.same_strides(theirs) and not ours.has_distinct_elements:
             return Declined(node=node.name, reason=Reason.OTHER_LAYOUT, detail=target.name)
         if memory.recorded or own.recorded:
             return Declined(node=node.name, reason=Reason.MAY_BE_SAVED, remedy="capture under torch.no_grad()")
-        if any(self._memories.of(each) is memory for each in others):
+        if any(self._lifetimes.of(each) is memory for each in others):
             return Declined(node=node.name, reason=Reason.ARGUMENT_SHARED, detail=target.name)
         if memory.opaque:
             return Declined(node=node.name, reason=Reason.MEMORY_HELD, detail=target.name)
@@ -263,57 +263,57 @@ class _Planner:
 
         Memory from outside may be written if the program itself overwrites it before it ends or can stop, until then.
         """
-        memory = self._memories.of(target)
-        later = self._memories.later(memory, time, self._gone)
+        memory = self._lifetimes.of(target)
+        later = self._lifetimes.later(memory, time, self._gone)
         if not memory.outside:
             return later
         end = self._overwritten(target, later)
-        stop = bisect_right(self._memories.stoppers, time)
+        stop = bisect_right(self._lifetimes.stoppers, time)
         if end is None or memory.absolute:
             return None
-        if stop < len(self._memories.stoppers) and self._memories.stoppers[stop] < self._memories.time(end):
+        if stop < len(self._lifetimes.stoppers) and self._lifetimes.stoppers[stop] < self._lifetimes.time(end):
             return None
         return later[: later.index(end)]
 
     def _overwritten(self, target: Node, later: Sequence[Node]) -> Node | None:
         """Return the copy by which the program overwrites the input that a value lies in."""
-        place = self._places.of(target)
-        root = self._places.root(target) if place is None else place.root
+        location = self._locations.of(target)
+        root = self._locations.root(target) if location is None else location.root
         end = next((each for each in later if each.target is _COPY and each.args[0] is root), None)
         if end is None or not isinstance(source := end.args[1], Node):
             return None
-        return None if self._memories.of(source) is self._memories.of(target) else end  # it copies an old value
+        return None if self._lifetimes.of(source) is self._lifetimes.of(target) else end  # it copies an old value
 
     def _outlive(self, result: Node, group: _Group, target: Node) -> bool:
         """Return whether memory from outside holds the results while they are used, and then its right contents."""
-        memory = self._memories.of(target)
+        memory = self._lifetimes.of(target)
         if not memory.outside:
             return True
         joined = (result, *group.joined)
-        later = self._memories.later(memory, self._memories.time(result), self._gone)
+        later = self._lifetimes.later(memory, self._lifetimes.time(result), self._gone)
         end = self._overwritten(target, later)
-        if end is None or any(self._memories.of(each).last > self._memories.time(end) for each in joined):
+        if end is None or any(self._lifetimes.of(each).last > self._lifetimes.time(end) for each in joined):
             return False
         source = end.args[1]
         if not isinstance(source, Node) or all(
-            self._memories.of(each) is not self._memories.of(source) for each in joined
+            self._lifetimes.of(each) is not self._lifetimes.of(source) for each in joined
         ):
             return True
         # The copy would be within the same memory, which is either no copy or not allowed.
-        here = self._places.of(_first(end))
+        here = self._locations.of(_first(end))
         lies = _first(source) if source in group.joined else target
-        there = self._places.of(lies) if source in joined else None
+        there = self._locations.of(lies) if source in joined else None
         return here is not None and there is not None and here.matches(there)
 
     def _still_used(self, node: Node, target: Node) -> Declined:
-        memory = self._memories.of(target)
+        memory = self._lifetimes.of(target)
         if memory.outside:
             return Declined(node=node.name, reason=Reason.INPUT_KEPT, detail=target.name)
-        later = self._memories.later(memory, self._memories.time(node), self._gone)
+        later = self._lifetimes.later(memory, self._lifetimes.time(node), self._gone)
         return Declined(node=node.name, reason=Reason.STILL_USED, detail=later[0].name)
 
     def _lie_alike(self, target: Node, result: Node) -> bool:
-        ours, theirs = self._places.layout(target), self._places.layout(result)
+        ours, theirs = self._locations.layout(target), self._locations.layout(result)
         return ours is not None and theirs is not None and ours.same_strides(theirs)
 
     def _relaid(self, node: Node, target: Node, result: Node, group: _Group) -> _Relaid | None:
@@ -321,15 +321,15 @@ class _Planner:
 
         The node reads its argument in the argument's own layout in either case.
         """
-        layout = self._places.layout(target)
+        layout = self._locations.layout(target)
         if layout is None or node.target in SCATTERS or not is_elementwise(node.target) or group.joined:
             return None
-        return None if self._memories.of(result).absolute else _in_other_strides(result, layout, self._places)
+        return None if self._lifetimes.of(result).absolute else _in_other_strides(result, layout, self._locations)
 
     def _take(self, node: Node, target: Node, result: Node, found: _Relaid | None = None) -> None:
         """Let a node overwrite `target`; its result and the result's views may get other strides."""
         if found is not None:
-            self._places.relay(found.layouts)
+            self._locations.relay(found.layouts)
         self._join(target, result)
         self._settled.update((node, result))
         variant = None if node.target in SCATTERS else variant_of(node.target)
@@ -347,17 +347,17 @@ class _Planner:
         for each in group.scatters:
             self._join(_first(each), each)
             self._settled.add(each)
-            self._gone.add(self._memories.time(each))
+            self._gone.add(self._lifetimes.time(each))
             self._steps.append(_Vanish(node=each))
 
     def _join(self, target: Node, result: Node) -> None:
-        self._places.move(result, target)
-        self._memories.join(self._memories.of(target), self._memories.of(result))
+        self._locations.move(result, target)
+        self._lifetimes.join(self._lifetimes.of(target), self._lifetimes.of(result))
 
     def _copy_back(self, node: Node) -> None:
         """Remove a copy of a value onto itself."""
         into, source = node.args[:2]
-        here, there = (self._places.of(each) if isinstance(each, Node) else None for each in (into, source))
+        here, there = (self._locations.of(each) if isinstance(each, Node) else None for each in (into, source))
         if here is not None and there is not None and here.matches(there):
             self._steps.append(_Vanish(node=node))
 
@@ -388,30 +388,32 @@ class _Group:
         return hidden and elementwise and all(is_exact(each) for each in self.operators)
 
 
-def _group_of(target: Node, result: Node, later: Sequence[Node], memories: Memories, places: Places) -> _Group | None:
+def _group_of(
+    target: Node, result: Node, later: Sequence[Node], lifetimes: Lifetimes, locations: Locations
+) -> _Group | None:
     """Return the group in which all `later` uses of a memory vanish once `result` lies in it; None if not all do.
 
     Args:
         target: the value that an operator would overwrite.
         result: the value that it writes.
         later: the nodes that use the memory of `target` after that operator, in order.
-        memories: the memories of the graph.
-        places: the locations of the graph's values.
+        lifetimes: the memories of the graph.
+        locations: the locations of the graph's values.
     """
     if not later:
         return _Group()
-    place = places.of(target)
-    if place is None or any(each.target not in SCATTERS for each in later):
+    location = locations.of(target)
+    if location is None or any(each.target not in SCATTERS for each in later):
         return None
-    operators = _operators(target, result, later[0].args[1], memories)
+    operators = _operators(target, result, later[0].args[1], lifetimes)
     if operators is None:
         return None
-    located = {operators[-1] if operators else result: place}
+    located = {operators[-1] if operators else result: location}
     for scatter in later:
-        put_back = _put_back(scatter, located, later, places)
-        if put_back is None or memories.of(_first(scatter)) is not memories.of(target):
+        put_back = _put_back(scatter, located, later, locations)
+        if put_back is None or lifetimes.of(_first(scatter)) is not lifetimes.of(target):
             return None
-        if memories.of(scatter).absolute and not places.begins_alike(scatter, _first(scatter)):
+        if lifetimes.of(scatter).absolute and not locations.begins_alike(scatter, _first(scatter)):
             return None
         located[scatter] = put_back
     return _Group(operators=operators, scatters=tuple(later))
@@ -424,7 +426,7 @@ def _first(node: Node) -> Node:
     return found
 
 
-def _operators(target: Node, result: Node, last: object, memories: Memories) -> tuple[Node, ...] | None:
+def _operators(target: Node, result: Node, last: object, lifetimes: Lifetimes) -> tuple[Node, ...] | None:
     """Return the operators by which `result` becomes `last`, each overwriting the previous result, or None."""
     found: list[Node] = []
     while last is not result:
@@ -435,28 +437,30 @@ def _operators(target: Node, result: Node, last: object, memories: Memories) -> 
         found.append(last)
         last = last.args[0]
     found.reverse()
-    return tuple(found) if all(_follows(each, target, memories) for each in found) else None
+    return tuple(found) if all(_follows(each, target, lifetimes) for each in found) else None
 
 
-def _follows(node: Node, target: Node, memories: Memories) -> bool:
+def _follows(node: Node, target: Node, lifetimes: Lifetimes) -> bool:
     """Return whether an operator may overwrite its argument, which is known to lie in the memory of `target`."""
-    before, ours, theirs = memories.of(_first(node)), layout_of(_first(node)), layout_of(node)
+    before, ours, theirs = lifetimes.of(_first(node)), layout_of(_first(node)), layout_of(node)
     if ours is None or theirs is None or not ours.same_values(theirs) or not ours.same_strides(theirs):
         return False
-    if before.last > memories.time(node) or before.absolute or before.opaque or before.outside:
+    if before.last > lifetimes.time(node) or before.absolute or before.opaque or before.outside:
         return False
-    after = memories.of(node)
+    after = lifetimes.of(node)
     if after.absolute or after.recorded:
         return False
-    taken = (before, memories.of(target))
+    taken = (before, lifetimes.of(target))
     others = (*nodes_in(node.args[1:]), *nodes_in(dict(node.kwargs)))
-    return not any(memories.of(each) in taken for each in others)
+    return not any(lifetimes.of(each) in taken for each in others)
 
 
-def _put_back(scatter: Node, located: dict[Node, Place], later: Sequence[Node], places: Places) -> Place | None:
+def _put_back(
+    scatter: Node, located: dict[Node, Location], later: Sequence[Node], locations: Locations
+) -> Location | None:
     """Return the location of a scatter's first argument if what the scatter inserts already lies there."""
-    base, part = places.of(_first(scatter)), scatter.args[1]
-    region, result = places.region(scatter), places.layout(scatter)
+    base, part = locations.of(_first(scatter)), scatter.args[1]
+    region, result = locations.region(scatter), locations.layout(scatter)
     if base is None or region is None or result is None or not isinstance(part, Node) or part not in located:
         return None
     if not region.matches(located[part]) or not base.layout.same_values(result):
@@ -475,7 +479,7 @@ class _Relaid:
     """For each view, a tensor without memory that lies so, or several."""
 
 
-def _in_other_strides(value: Node, layout: Layout, places: Places) -> _Relaid | None:
+def _in_other_strides(value: Node, layout: Layout, locations: Locations) -> _Relaid | None:
     """Return the layouts of a value and its views if the value had `layout`; None if results could change.
 
     The time is proportional to the views, their users, and the arguments of these.
@@ -483,14 +487,14 @@ def _in_other_strides(value: Node, layout: Layout, places: Places) -> _Relaid | 
     Args:
         value: the result of an operator.
         layout: a layout with the value's shape and dtype, and other strides.
-        places: the present locations of the graph's values.
+        locations: the present locations of the graph's values.
     """
     if not _is_fixed(layout):
         return None
     found: dict[Node, object] = {value: _empty(layout)}
     try:
-        readers = _readers(value, found, places)
-        if readers is None or not all(_stays(each, found, places) for each in readers):
+        readers = _readers(value, found, locations)
+        if readers is None or not all(_stays(each, found, locations) for each in readers):
             return None
     except RuntimeError:  # a view that would have to copy
         return None
@@ -504,25 +508,25 @@ def _in_other_strides(value: Node, layout: Layout, places: Places) -> _Relaid | 
     return _Relaid(layouts=layouts, views=found)
 
 
-def _readers(value: Node, found: dict[Node, object], places: Places) -> dict[Node, None] | None:
+def _readers(value: Node, found: dict[Node, object], locations: Locations) -> dict[Node, None] | None:
     """Add the views of a value to `found`, and return all other users of them; None if their bits could change."""
     readers: dict[Node, None] = {}
     reached = [value]
     for node in reached:
         for user in node.users:
             if makes_views(user) and user.target not in ABSOLUTE and user.all_input_nodes == [node]:
-                found[user] = _run(user, found, places)
+                found[user] = _run(user, found, locations)
                 reached.append(user)
-            elif is_exact(user) and all(_is_fixed(places.layout(each)) for each in user.all_input_nodes):
+            elif is_exact(user) and all(_is_fixed(locations.layout(each)) for each in user.all_input_nodes):
                 readers[user] = None
             else:
                 return None
     return readers
 
 
-def _stays(reader: Node, found: Mapping[Node, object], places: Places) -> bool:
+def _stays(reader: Node, found: Mapping[Node, object], locations: Locations) -> bool:
     """Return whether an operator's result keeps its layout."""
-    made, now = _run(reader, found, places), places.layout(reader)
+    made, now = _run(reader, found, locations), locations.layout(reader)
     then = of_tensor(made) if isinstance(made, torch.Tensor) else None
     if now is None or then is None:
         return False
@@ -530,11 +534,11 @@ def _stays(reader: Node, found: Mapping[Node, object], places: Places) -> bool:
 
 
 @torch.no_grad()
-def _run(node: Node, found: Mapping[Node, object], places: Places) -> object:
+def _run(node: Node, found: Mapping[Node, object], locations: Locations) -> object:
     """Run an operator on tensors without memory."""
 
     def given(argument: Node) -> Any:
-        known = places.layout(argument)
+        known = locations.layout(argument)
         return found[argument] if argument in found or known is None else _empty(known)
 
     args: Any = map_arg(node.args, given)
