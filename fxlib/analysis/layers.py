@@ -284,8 +284,10 @@ def _of_work(module: GraphModule, node: Node, operator: OperatorFacts | None, fo
         sizes = node.args[1] if len(node.args) == 2 and isinstance(node.args[1], (tuple, list)) else node.args[1:]
         return len(sizes) if len(sizes) > 1 else None
     if name in _REDUCING:
-        told = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", node.kwargs.get("keepdims", False))
-        return _shared(node, found) if told is True else None
+        keeps_dimension = (
+            node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", node.kwargs.get("keepdims", False))
+        )
+        return _shared(node, found) if keeps_dimension is True else None
     return _shared(node, found) if name in _RANK_PRESERVING else None
 
 

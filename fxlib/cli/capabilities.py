@@ -55,5 +55,5 @@ def _text(found: jobs_pb2.GetCapabilitiesResponse) -> str:
         labels = show_labels(each.labels) or "-"
         level = each.containment or "?"
         workers.append([each.worker_id, level, each.fxlib_version, each.torch_version, each.hardware, labels, modules])
-    told = table(workers, indent="") if found.workers else ["no live worker"]
-    return "\n".join([*table(service, indent=""), "", *told])
+    shown = table(workers, indent="") if found.workers else ["no live worker"]
+    return "\n".join([*table(service, indent=""), "", *shown])

@@ -64,8 +64,8 @@ def _take_over(parser: argparse.ArgumentParser, other: argparse.ArgumentParser) 
 
 def _add_options(parser: argparse.ArgumentParser, module: str) -> None:
     """Add the options of an application, which it lists itself; what they take may be a file."""
-    told = subprocess.run(command(module, ["--print-options"]), check=False, capture_output=True)
-    for name, option in (json.loads(told.stdout) if told.returncode == 0 else {}).items():
+    ran = subprocess.run(command(module, ["--print-options"]), check=False, capture_output=True)
+    for name, option in (json.loads(ran.stdout) if ran.returncode == 0 else {}).items():
         if isinstance(option["value"], bool):
             parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction)
         else:

@@ -102,7 +102,7 @@ def _analyze(options: argparse.Namespace) -> int:
 
 
 def _facts(found: Analysis) -> dict[str, Any]:
-    from fxlib.inspection.tensors import number
+    from fxlib.inspection.tensor_facts import number
     from fxlib.spec.report import plain
 
     return {

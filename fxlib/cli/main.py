@@ -11,11 +11,11 @@ from functools import partial
 from fxlib.cli import (
     backup,
     capabilities,
-    catalogue,
     completion,
     dashboard,
     inspection,
     jobs,
+    listings,
     optimize,
     profile,
     serve,
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxlib {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, worker, backup, optimize, jobs, capabilities, dashboard, zoo, catalogue, profile, show):
+    for command in (serve, worker, backup, optimize, jobs, capabilities, dashboard, zoo, listings, profile, show):
         command.add_to(commands)
     inspection.add_to(commands)
     completion.add_to(parser, commands)

@@ -190,10 +190,10 @@ def _made(name: str) -> tuple[nn.Module, Workload]:
         case (nn.Module() as model, Workload() as workload):
             return model, workload
         case tuple():
-            told = f"returned ({', '.join(type(each).__name__ for each in made)})"
+            problem = f"returned ({', '.join(type(each).__name__ for each in made)})"
         case _:
-            told = f"returned {type(made).__name__}"
-    raise FxlibError(told, where=f"FACTORY {name}", hint=_FACTORY_HINT)
+            problem = f"returned {type(made).__name__}"
+    raise FxlibError(problem, where=f"FACTORY {name}", hint=_FACTORY_HINT)
 
 
 def _profile(path: str | None) -> Profile | None:

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         FxlibError: there is no such world, the model cannot be profiled, or the file cannot be written.
     """
     import fxlib
-    from fxlib.profiling.api import measured
+    from fxlib.profiling.live_profile import measured
 
     where = f"WORLD {options.world}"
     world = called(options.world, where, _HINT)

@@ -49,19 +49,19 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        """Start with `told` unset."""
-        self.told = False
+        """Start without being set."""
+        self.is_set = False
 
-    def tell(self) -> None:
-        """Set `told`. A signal handler may call this."""
-        self.told = True
+    def set(self) -> None:
+        """Record the request. A signal handler may call this."""
+        self.is_set = True
 
     def wait(self, seconds: float) -> bool:
-        """Wait until `told` is set, for at most `seconds`; return whether it is."""
+        """Wait until it is set, for at most `seconds`; return whether it is."""
         end = time.monotonic() + seconds
-        while not self.told and (left := end - time.monotonic()) > 0:
+        while not self.is_set and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _POLL_S))
-        return self.told
+        return self.is_set
 
 
 def add_to(commands: Commands) -> None:
@@ -159,10 +159,10 @@ class _Help(argparse.Action):
 def _settled(application: str, arguments: Sequence[str]) -> dict[str, Any] | None:
     """Return an application's effective options, by name; None if they are wrong, which it has printed."""
     asked = command(application, [*arguments, "--print-options"])
-    told = subprocess.run(asked, check=False, stdout=subprocess.PIPE, env=started_as(NAME))
-    if told.returncode:
+    ran = subprocess.run(asked, check=False, stdout=subprocess.PIPE, env=started_as(NAME))
+    if ran.returncode:
         return None
-    return {name: each["value"] for name, each in json.loads(told.stdout).items()}
+    return {name: each["value"] for name, each in json.loads(ran.stdout).items()}
 
 
 def _worker_arguments(options: argparse.Namespace, settled: Mapping[str, Any]) -> list[str]:
@@ -203,7 +203,7 @@ def _ending(stop: Stop) -> Iterator[None]:
     """Set `stop` on Ctrl-C and SIGTERM, for the length of the block."""
 
     def note(_number: int, _frame: FrameType | None) -> None:
-        stop.tell()
+        stop.set()
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -223,8 +223,8 @@ def _addresses(service: Child, ready_file: Path, stop: Stop) -> dict[str, str] |
             raise FxlibError(f"it ended with exit code {service.code}; its message is above", where="the service")
         if time.monotonic() > end:
             raise FxlibError(f"it is not ready after {_READY_S:.0f} s", where="the service")
-    told: dict[str, str] = json.loads(ready_file.read_text())
-    return told
+    addresses: dict[str, str] = json.loads(ready_file.read_text())
+    return addresses
 
 
 def _attend(service: Child, stop: Stop) -> int:
@@ -237,7 +237,7 @@ def _attend(service: Child, stop: Stop) -> int:
 def _attend_with_worker(service: Child, arguments: list[str], stop: Stop) -> int:
     """Keep a worker running while the service runs, restarting it when it dies."""
     deaths = 0
-    while not stop.told:
+    while not stop.is_set:
         started = time.monotonic()
         with Child("fxlib_workers", arguments) as worker:
             while worker.code is None:

@@ -197,12 +197,12 @@ def _compared(options: argparse.Namespace, before: str, after: str) -> int:
         return len(found.regressions)
     say(f"{one.name} to {two.name}: {found.compared} rows have new figures in both")
 
-    def told(row: Row | None) -> str:
+    def shown(row: Row | None) -> str:
         if row is None or row.gain is None:
             return "-" if row is None else row.failure or row.reason or row.outcome
         return interval(row.gain)
 
-    rows = [[each.name, each.kind, told(each.before), told(each.after)] for each in found.changes]
+    rows = [[each.name, each.kind, shown(each.before), shown(each.after)] for each in found.changes]
     say("\n".join(table([["model", "change", "before", "now"], *rows], indent="")) if rows else "nothing changed")
     return len(found.regressions)
 
@@ -250,8 +250,8 @@ def _summary(rows: Sequence[Row]) -> str:
     ]
     counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(row.outcome for row in rows).most_common())
     unexpected = sum(not row.expected for row in rows)
-    told = f"; {unexpected} not as expected (!)" if unexpected else ""
-    return "\n".join([*table([header, *lines], indent=""), "", f"{len(rows)} models: {counts}{told}"])
+    unlike = f"; {unexpected} not as expected (!)" if unexpected else ""
+    return "\n".join([*table([header, *lines], indent=""), "", f"{len(rows)} models: {counts}{unlike}"])
 
 
 def _runs_of(options: argparse.Namespace) -> Runs:

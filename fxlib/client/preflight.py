@@ -27,7 +27,7 @@ from fxlib.client.connection import Connection, Deadline
 from fxlib.client.request import Prepared
 from fxlib.client.value_numbering import bodies
 from fxlib.errors import PassError, RemoteError
-from fxlib.profiling.api import calls_that_may_write, copy_of, step_context
+from fxlib.profiling.live_profile import calls_that_may_write, copy_of, step_context
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue, is_wait, ops
 from fxlib.runtime.ops.calls import client_of

@@ -28,10 +28,10 @@ from fxlib.analysis.effects.prologue import CallAhead, calls_ahead
 from fxlib.analysis.effects.resources import GENERATOR, PEERS, PROCESS, REDUCTIONS, Resource, ServerState, Storage
 from fxlib.capture.coerce import Model, as_graph, samples_of
 from fxlib.inspection.device import Device, load_device
-from fxlib.inspection.inputs import GivenInputs, GraphInputs
+from fxlib.inspection.graph_inputs import GivenInputs, GraphInputs
 from fxlib.inspection.operations import Operation
 from fxlib.inspection.propagate import NodeRun, Propagation, Unknown, UnknownReason
-from fxlib.inspection.tensors import Size, TensorFacts, facts_of, held_bytes, memory_of, number, tensors_in
+from fxlib.inspection.tensor_facts import Size, TensorFacts, facts_of, held_bytes, memory_of, number, tensors_in
 from fxlib.recipes.recipes import PlanningRequest
 from fxlib.recipes.undeclared import undeclared
 from fxlib.runtime.ops.batches import is_batch, waits_of

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from fxlib.inspection.device import Bandwidth, Device, Peak
 from fxlib.inspection.operations import WORK, Operation, Operations
-from fxlib.inspection.tensors import number
+from fxlib.inspection.tensor_facts import number
 from fxlib.utils.hardware import memory_bytes, processor
 
 Work = Callable[[], object]

@@ -105,7 +105,7 @@ def load_device(name: str | os.PathLike[str]) -> Device:
     """
     path = FOLDER / f"{name}.toml" if str(name) in devices() else Path(name)
     try:
-        told = tomllib.loads(path.read_text())
+        data = tomllib.loads(path.read_text())
     except OSError as error:
         known = ", ".join(devices())
         raise FxlibError(
@@ -113,7 +113,7 @@ def load_device(name: str | os.PathLike[str]) -> Device:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FxlibError(f"is not TOML: {error}", where=str(path)) from error
-    return _device(told, str(path))
+    return _device(data, str(path))
 
 
 def save_device(device: Device, path: str | os.PathLike[str]) -> None:
@@ -143,12 +143,12 @@ _TABLES: Mapping[str, type] = {"memory": Bandwidth, "peaks": Peak}
 _TYPES: Mapping[str, type] = {"str": str, "float": float, "bool": bool}
 
 
-def _device(told: Mapping[str, Any], where: str) -> Device:
+def _device(data: Mapping[str, Any], where: str) -> Device:
     tables = {
-        name: tuple(_row(kind, each, f"{where}: {name}") for each in _rows(told, name, where))
+        name: tuple(_row(kind, each, f"{where}: {name}") for each in _rows(data, name, where))
         for name, kind in _TABLES.items()
     }
-    made: Device = _row(Device, {**told, **tables}, where)
+    made: Device = _row(Device, {**data, **tables}, where)
     amounts = [each.bytes for each in made.memory]
     if amounts != sorted(set(amounts)):
         raise FxlibError("must be in ascending order of bytes", where=f"{where}: memory")
@@ -157,19 +157,19 @@ def _device(told: Mapping[str, Any], where: str) -> Device:
     return made
 
 
-def _rows(told: Mapping[str, Any], name: str, where: str) -> list[Mapping[str, Any]]:
-    found = told.get(name, [])
+def _rows(data: Mapping[str, Any], name: str, where: str) -> list[Mapping[str, Any]]:
+    found = data.get(name, [])
     if not (isinstance(found, list) and found and all(isinstance(each, dict) for each in found)):
         raise FxlibError(f"{name} is not an array of tables", where=where, hint=f"Write at least one [[{name}]].")
     return found
 
 
-def _row(kind: Any, told: Mapping[str, Any], where: str) -> Any:
+def _row(kind: Any, data: Mapping[str, Any], where: str) -> Any:
     """Build a dataclass of plain fields, checking the type of each; rates and sizes must be above zero."""
     fields = kind.__dataclass_fields__
-    if unknown := told.keys() - fields.keys():
+    if unknown := data.keys() - fields.keys():
         raise FxlibError(f"has no field {unknown.pop()!r}", where=where)
-    given = dict(told)
+    given = dict(data)
     for name, field in fields.items():
         if name not in given:
             if isinstance(field.default, float):

@@ -20,7 +20,7 @@ from torch.fx import Node
 from fxlib.capture.coerce import Model
 from fxlib.errors import FxlibError
 from fxlib.inspection.analyzing import Analysis, NodeFigures, analyze, cells, render
-from fxlib.inspection.inputs import GivenInputs
+from fxlib.inspection.graph_inputs import GivenInputs
 from fxlib.serialization.files import write_whole
 
 MOST_IN_DOT = 1000
@@ -88,11 +88,11 @@ def _middle(row: int) -> int:
 def _row(node: Node, figures: NodeFigures, y: int, margin: int, most: tuple[float, int]) -> Iterator[str]:
     made, takes, arithmetic, moves, live = cells(figures)
     target = node._pretty_print_target(node.target)
-    told = [f"{node.name} = {node.op} {target}", made, f"{takes}, {arithmetic}, {moves} moved, {live} live"]
-    told += [*figures.effects, *([str(figures.unknown)] if figures.unknown is not None else [])]
-    told += [source] if (source := str(node.meta.get("source", ""))) else []
+    lines = [f"{node.name} = {node.op} {target}", made, f"{takes}, {arithmetic}, {moves} moved, {live} live"]
+    lines += [*figures.effects, *([str(figures.unknown)] if figures.unknown is not None else [])]
+    lines += [source] if (source := str(node.meta.get("source", ""))) else []
     yield (
-        f'<g><title>{escape(chr(10).join(told))}</title><rect x="{margin - 4}" y="{y - _ROW // 2 + 1}" '
+        f'<g><title>{escape(chr(10).join(lines))}</title><rect x="{margin - 4}" y="{y - _ROW // 2 + 1}" '
         f'width="{_WIDTH}" height="{_ROW - 2}" fill="{_colour(figures)}"/>'
     )
     shares = {
@@ -172,8 +172,8 @@ def _svg(analysis: Analysis) -> str:
             timeout=_TIMEOUT_S,
         )
     except subprocess.CalledProcessError as error:
-        told = error.stderr.decode(errors="replace").strip()
-        raise FxlibError(f"graphviz failed: {told:.200}", where="dot") from error
+        problem = error.stderr.decode(errors="replace").strip()
+        raise FxlibError(f"graphviz failed: {problem:.200}", where="dot") from error
     except subprocess.TimeoutExpired as error:
         raise FxlibError(
             f"graphviz took longer than {_TIMEOUT_S} s", where="dot", hint="Draw an .html page instead."

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from typing_extensions import override
 
 from fxlib.analysis.operators.in_place import is_view
-from fxlib.inspection.tensors import Size, bytes_of, count_of, memory_of, tensors_in
+from fxlib.inspection.tensor_facts import Size, bytes_of, count_of, memory_of, tensors_in
 
 _aten = torch.ops.aten
 _FREE: frozenset[object] = frozenset(

@@ -158,8 +158,8 @@ class Propagation:
             return True, stand_in(node, self._values, self._profile)
         if is_wait(node):
             issue = node.args[0]
-            told = isinstance(issue, Node) and behaviour.part is Part.WAIT
-            return True, stand_in(issue, self._values, self._profile) if told else _UNKNOWN_IN_PLACE  # type: ignore[arg-type]
+            has_issue = isinstance(issue, Node) and behaviour.part is Part.WAIT
+            return True, stand_in(issue, self._values, self._profile) if has_issue else _UNKNOWN_IN_PLACE  # type: ignore[arg-type]
         return behaviour.part is Part.ISSUE or behaviour.part is Part.INPUT, None
 
     def _attribute(self, node: Node) -> Any:

@@ -29,13 +29,15 @@ def metrics_of(result: Result) -> dict[str, float]:
 def live_metrics_of(live: LiveFigures) -> dict[str, float]:
     """Return a job's figures from its own steps, `result.watch().figures`, as numbers: `fxlib/live/gain` and so on."""
     rates = {"qps_original": live.qps_original, "qps_optimized": live.qps_optimized}
-    told = [(f"fxlib/live/{name}", value) for name, value in rates.items() if value is not None]
-    return _finite([*told, *_estimate("fxlib/live/gain", live.gain), ("fxlib/live/went_back", float(live.went_back))])
+    figures = [(f"fxlib/live/{name}", value) for name, value in rates.items() if value is not None]
+    return _finite(
+        [*figures, *_estimate("fxlib/live/gain", live.gain), ("fxlib/live/went_back", float(live.went_back))]
+    )
 
 
 def params_of(result: Result) -> dict[str, str]:
     """Return the words of a result: decision, reason and explanation, job, hardware, versions."""
-    told = {
+    words = {
         "decision": result.decision,
         "reason": "" if result.reason is None else result.reason.name,
         "explanation": result.explanation,
@@ -46,7 +48,7 @@ def params_of(result: Result) -> dict[str, str]:
         "hardware": result.hardware,
         "torch_version": result.torch_version,
     }
-    return {f"fxlib/{name}": plain(value)[:_LONGEST] for name, value in told.items() if value}
+    return {f"fxlib/{name}": plain(value)[:_LONGEST] for name, value in words.items() if value}
 
 
 def _metrics(report: Report, prefix: str) -> Iterator[tuple[str, float]]:
@@ -71,13 +73,13 @@ def _metrics(report: Report, prefix: str) -> Iterator[tuple[str, float]]:
         yield from _metrics(each, f"{prefix}variant/{_name(variant)}/")
 
 
-def _estimate(name: str, told: Estimate | None) -> Iterator[tuple[str, float]]:
-    if told is not None:
-        yield from ((name, told.value), (f"{name}_low", told.low), (f"{name}_high", told.high))
+def _estimate(name: str, estimate: Estimate | None) -> Iterator[tuple[str, float]]:
+    if estimate is not None:
+        yield from ((name, estimate.value), (f"{name}_low", estimate.low), (f"{name}_high", estimate.high))
 
 
-def _finite(told: Iterator[tuple[str, float]] | list[tuple[str, float]]) -> dict[str, float]:
-    return {name: float(value) for name, value in told if math.isfinite(value)}
+def _finite(figures: Iterator[tuple[str, float]] | list[tuple[str, float]]) -> dict[str, float]:
+    return {name: float(value) for name, value in figures if math.isfinite(value)}
 
 
 def _name(text: str) -> str:

@@ -17,8 +17,9 @@ from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.resources import contract_of_call, function_name
-from fxlib.profiling.runs import STEPS, WARMUPS, StepRuns
-from fxlib.profiling.samples import (
+from fxlib.profiling.server_probe import Probed, Read, probe, unprobed
+from fxlib.profiling.step_runs import STEPS, WARMUPS, StepRuns
+from fxlib.profiling.step_samples import (
     NOTEWORTHY,
     CallSample,
     ForwardSample,
@@ -28,7 +29,6 @@ from fxlib.profiling.samples import (
     own_s,
     undisturbed,
 )
-from fxlib.profiling.servers import Probed, Read, probe, unprobed
 from fxlib.runtime import is_issue
 from fxlib.runtime.ops.registry import REPEATABLE
 from fxlib.spec.contract import Contract
@@ -64,7 +64,7 @@ def measure(
         warmups: number of steps before these that are not measured.
         contracts: the contracts of remote functions that declare none, by name.
         probing_s: seconds after which no further server is probed.
-        calibrates: whether to run further steps, on the batches from `fxlib.profiling.runs.batches_of`: whole ones, and
+        calibrates: whether to run further steps, on the batches from `step_runs.batches_of`: whole ones, and
             others whose calls return their last results. They separate local work from what standing still in calls
             adds to it.
         recorded: whether `step` runs under distributed autograd, which records calls.
@@ -99,10 +99,10 @@ def _with_local_work(found: Profile, runs: StepRuns) -> Profile:
     local, others = undisturbed(runs.local or runs.whole)
     whole, _ = undisturbed(runs.whole)
     after = whole if _is_carried(found) else local
-    told = (f"cores were shared: other processes took {others:.0%} of the time of local work, which is left out",)
+    note = (f"cores were shared: other processes took {others:.0%} of the time of local work, which is left out",)
     made = replace(
         found,
-        notes=(*found.notes, *(told if others > NOTEWORTHY else ())),
+        notes=(*found.notes, *(note if others > NOTEWORTHY else ())),
         nodes=_nodes_of([forward for sample in local for forward in sample.forwards]),
         loss_s=median(each.spans_s["loss"] for each in local),
         backward_s=median(each.spans_s["backward"] for each in after),
@@ -276,7 +276,7 @@ def _call(
     last = samples[-1]
     if any(each.returns != last.returns for each in samples):
         notes.append(f"{name}: its results differ in structure from step to step; the last one is kept")
-    if not last.told:
+    if not last.is_complete:
         notes.append(
             f"{name}: its result does not only consist of tensors, numbers and text; the rest cannot be replayed"
         )

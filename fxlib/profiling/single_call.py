@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from fxlib.profiling.samples import CallSample, ForwardSample
+from fxlib.profiling.step_samples import CallSample, ForwardSample
 from fxlib.runtime.ops.calls import is_call, is_wait, kind_of
 from fxlib.runtime.ops.record import call_name, reached
 from fxlib.runtime.tracking.autograd_node import as_it_is
@@ -54,26 +54,26 @@ def timed(node: Node, forward: Callable[[], ForwardSample], made: dict[str, tupl
         forward().calls[name] = sample
         arrived = arrival(started)
         sample.service_s = max(0.0, arrived - issued) if arrived is not None else 0.0
-        return _waited(kind.wait, (started,), sample, tells=arrived is not None) if is_call(node) else started
+        return _waited(kind.wait, (started,), sample, signals=arrived is not None) if is_call(node) else started
 
     return alone
 
 
 def _waited(
-    wait: Callable[..., Any], args: tuple[Any, ...], sample: CallSample | None, *, tells: bool | None = None
+    wait: Callable[..., Any], args: tuple[Any, ...], sample: CallSample | None, *, signals: bool | None = None
 ) -> Any:
-    if tells is None:
-        tells = bool(args) and hasattr(args[0], "add_done_callback")
+    if signals is None:
+        signals = bool(args) and hasattr(args[0], "add_done_callback")
     start, cpu_s = time.perf_counter(), time.thread_time()
     result = wait(*args)
     seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_s
     if sample is not None:
-        if tells:
+        if signals:
             sample.wait_s, sample.wait_cpu_s = seconds, cpu_s
         else:  # nothing shows when its answer arrives, so the whole wait counts as service
             sample.service_s = seconds
         sample.response_bytes, sample.returns = message_bytes(result), structure_of(result)
-        sample.told = is_told(result)
+        sample.is_complete = is_complete(result)
     return result
 
 
@@ -122,13 +122,13 @@ def structure_of(value: object) -> Result:
             return Opaque()
 
 
-def is_told(value: object) -> bool:
+def is_complete(value: object) -> bool:
     """Return whether `structure_of` describes everything in a result except the values of its tensors."""
     match value:
         case tuple() | list():
-            return type(value) in {tuple, list, torch.Size} and all(map(is_told, value))
+            return type(value) in {tuple, list, torch.Size} and all(map(is_complete, value))
         case dict():
-            return all(isinstance(name, str) and is_told(each) for name, each in value.items())
+            return all(isinstance(name, str) and is_complete(each) for name, each in value.items())
         case str():
             return _can_travel(value)
         case torch.Tensor():

@@ -144,16 +144,16 @@ def _why_from_proto(proto: jobs_pb2.CallReport | jobs_pb2.Declined) -> dict[str,
 
 
 def _limits_to_proto(call: CallReport) -> dict[str, str]:
-    told = _why_to_proto(call)
-    told["limit_detail"] = call.limit_detail
+    fields = _why_to_proto(call)
+    fields["limit_detail"] = call.limit_detail
     if call.limited_by is not None:
-        told["limited_by_code"] = call.limited_by.name
-        told["limited_by"] = call.limited_by.sentence(call.limit_detail)
-    told["ahead_detail"] = call.ahead_detail
+        fields["limited_by_code"] = call.limited_by.name
+        fields["limited_by"] = call.limited_by.sentence(call.limit_detail)
+    fields["ahead_detail"] = call.ahead_detail
     if call.ahead is not None:
-        told["ahead_code"] = call.ahead.name
-        told["ahead"] = call.ahead.sentence(call.ahead_detail)
-    return told
+        fields["ahead_code"] = call.ahead.name
+        fields["ahead"] = call.ahead.sentence(call.ahead_detail)
+    return fields
 
 
 def _limits_from_proto(proto: jobs_pb2.CallReport) -> dict[str, object]:

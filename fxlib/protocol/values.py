@@ -5,8 +5,8 @@ from __future__ import annotations
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2
 from fxlib.wire.check_values import Position, check_value
-from fxlib.wire.declarations import check_contract, read_contract, write_contract
 from fxlib.wire.faults import DEFAULT, Fault
+from fxlib.wire.remote_functions import check_contract, read_contract, write_contract
 from fxlib.wire.values import ValueReader, ValueWriter
 
 

@@ -59,8 +59,8 @@ class Span:
         if self.recorded is not None:
             from opentelemetry.trace import StatusCode
 
-            told = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-            self.recorded.set_status(StatusCode.ERROR, _text(told))
+            problem = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+            self.recorded.set_status(StatusCode.ERROR, _text(problem))
 
     def end(self, at_s: float | None = None) -> None:
         """End it: now, or at a time in seconds since the epoch."""

@@ -24,11 +24,11 @@ from fxlib.runtime.ops.calls import Client, ClientFunction, client_of, kinds, si
 from fxlib.spec.contract import Contract
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.callables import Labels, known_name
-from fxlib.wire.declarations import functions_of, read_client, read_contract, write_client, write_contract
 from fxlib.wire.faults import DEFAULT, Fault, Limits, excess
 from fxlib.wire.guards import read_guards, write_guards
 from fxlib.wire.names import as_name, check_comment, check_node_name, clean_comment
 from fxlib.wire.opaque import OpaqueFunction
+from fxlib.wire.remote_functions import functions_of, read_client, read_contract, write_client, write_contract
 from fxlib.wire.structures import OwnContainer, read_spec, write_spec
 from fxlib.wire.targets import DATA_ATTRIBUTES, find_operator, functions, methods, registered
 from fxlib.wire.values import ValueReader, ValueWriter, write_tensor_meta

@@ -17,7 +17,6 @@ from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire import modules
 from fxlib.wire.argument_rules import ArgumentRule, check_arguments, rules_of
 from fxlib.wire.check_values import Position, check_sizes, check_value
-from fxlib.wire.declarations import check_client, check_contract
 from fxlib.wire.encode import FORMAT
 from fxlib.wire.faults import DEFAULT, Fault, Limits, excess
 from fxlib.wire.graphs import check_hint
@@ -36,6 +35,7 @@ from fxlib.wire.names import (
     check_remote_function,
     is_name,
 )
+from fxlib.wire.remote_functions import check_client, check_contract
 from fxlib.wire.targets import METHODS_WITHHELD, candidates, check_operator, functions, methods
 from fxlib.wire.tensors import contiguous_strides
 

@@ -25,9 +25,9 @@ from torch import nn
 
 import fxlib
 from fxlib import protocol, wire
-from fxlib.cli import catalogue as passes_command
 from fxlib.cli import inspection as graph_arguments
 from fxlib.cli import jobs as jobs_command
+from fxlib.cli import listings as passes_command
 from fxlib.cli import options as arguments
 from fxlib.cli.printing import say
 from fxlib.client.answer_policy import screen

@@ -258,6 +258,8 @@ def test_batches_may_differ_in_size_from_step_to_step(quick_servers: None) -> No
 
 
 def test_it_says_where_local_work_was_launched_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxlib.profiling.api.accelerators_of", lambda _: ["cuda"])  # which this machine need not have
+    monkeypatch.setattr(
+        "fxlib.profiling.live_profile.accelerators_of", lambda _: ["cuda"]
+    )  # which this machine need not have
     found = fxlib.profile(fxlib.capture(nn.Linear(4, 4)), [torch.randn(2, 4)], steps=1)
     assert "weights are on cuda: times of local work are for launching it" in "\n".join(found.notes)

@@ -11,7 +11,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib import batch as batching
-from fxlib.profiling import servers as probing
+from fxlib.profiling import server_probe as probing
 from fxlib.spec.profile import Profile
 from tests.profiling import remote_functions as far
 from tests.shared.undisturbed import undisturbed

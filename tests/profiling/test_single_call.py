@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fxlib.profiling.single_call import is_told, structure_of
+from fxlib.profiling.single_call import is_complete, structure_of
 from fxlib.protocol import profile_from_proto, profile_to_proto
 from fxlib.spec.profile import CallProfile, Opaque, Profile, Spread
 
@@ -26,7 +26,7 @@ class Text(str):
     "value, kept", [(np.float64(2.5), 2.5), (Level.LOW, 1), (Text("a"), "a"), (True, True), (None, None)]
 )
 def test_numbers_and_texts_of_any_class_travel_by_value(value: object, kept: float | str | None) -> None:
-    assert is_told(value)
+    assert is_complete(value)
     returns = structure_of(value)
     call = CallProfile(
         call="a",
@@ -44,9 +44,9 @@ def test_numbers_and_texts_of_any_class_travel_by_value(value: object, kept: flo
 
 @pytest.mark.parametrize("value", [Pair(torch.ones(2), 3), {1: torch.ones(2)}, object(), "\ud800", [np.ones(2)]])
 def test_what_cannot_be_replayed_is_known(value: object) -> None:
-    assert not is_told(value)
+    assert not is_complete(value)
 
 
 def test_nests_of_plain_containers_are_told() -> None:
     value = (torch.ones(2), [1, "a"], {"b": torch.Size([3]), "c": None})
-    assert is_told(value)
+    assert is_complete(value)

@@ -367,8 +367,8 @@ def _is_made_contiguous(node: Node) -> bool:
 
 
 def _keeps_order(node: Node, name: str) -> bool:
-    told = (*node.args, *node.kwargs.values())
-    if any(isinstance(each, torch.memory_format) for each in told):
+    arguments = (*node.args, *node.kwargs.values())
+    if any(isinstance(each, torch.memory_format) for each in arguments):
         return False
     if name == "getattr":
         return node.args[1] in _QUESTIONS

@@ -210,9 +210,9 @@ class _Evaluation:
     def _refusal(self, node: Node, operator: OperatorFacts) -> Reason | None:
         """Return why the value may differ elsewhere, or is too large to be computed; None if neither."""
         given = arguments_of(node) if node.op == "call_function" else dict(node.kwargs)
-        told = [*node.args, *node.kwargs.values(), *given.values()]
+        arguments = [*node.args, *node.kwargs.values(), *given.values()]
         if operator.name in _ELSEWHERE or (
-            operator.name in _CASTS and any(isinstance(each, (torch.device, str)) for each in told)
+            operator.name in _CASTS and any(isinstance(each, (torch.device, str)) for each in arguments)
         ):
             return Reason.AMBIENT_DEFAULT
         pointwise = node.op != "call_module" and _is_pointwise(node.target, operator.name)
@@ -221,7 +221,7 @@ class _Evaluation:
             return Reason.AMBIENT_DEFAULT
         if result.nbytes > self._left:
             return Reason.TOO_LARGE
-        typed = any(isinstance(each, torch.dtype) for each in told) or operator.name in _CASTS
+        typed = any(isinstance(each, torch.dtype) for each in arguments) or operator.name in _CASTS
         if not node.all_input_nodes and given.get("device") is None:
             return Reason.AMBIENT_DEFAULT
         inputs = [self._found.of[each].value for each in node.all_input_nodes]

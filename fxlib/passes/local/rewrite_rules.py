@@ -343,7 +343,7 @@ class Legality:
 
     def refusal(self, match: Match, rule: Rule) -> Declined | None:
         """Return why a rule may not be applied to a match; None if it may."""
-        found = self._torn(match) or self._misplaced(match, rule) or self._told(match, rule)
+        found = self._torn(match) or self._misplaced(match, rule) or self._distinguishable(match, rule)
         guard = rule.agrees()
         if found is not None or guard is None:
             return found
@@ -377,7 +377,7 @@ class Legality:
             reason = Reason.MAY_BE_SAVED if any(self._motion.written_from(each, at) for each in values) else None
         return None if reason is None else _declined(match, reason)
 
-    def _told(self, match: Match, rule: Rule) -> Declined | None:
+    def _distinguishable(self, match: Match, rule: Rule) -> Declined | None:
         """Return how the replacement could be distinguished from the match."""
         did, will = rule.seeks.shares, rule.gives.shares
         reason = self._sharing.refusal(match.outputs, match.values, did=did, will=will)

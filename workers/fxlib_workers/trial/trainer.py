@@ -26,8 +26,8 @@ from fxlib.pipeline import pipeline
 from fxlib.pipeline.choice import InTurn, MeasuredChoice
 from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.profiling.measure import measure
-from fxlib.profiling.runs import STEPS
 from fxlib.profiling.single_call import arrival
+from fxlib.profiling.step_runs import STEPS
 from fxlib.protocol import workload_from_proto
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import DataParallel, parallel_modules

@@ -35,7 +35,7 @@ class CallSample:
     """Seconds of processor time that the trainer's thread spent in the wait; None if unknown."""
     response_bytes: int = 0
     returns: Result | None = None
-    told: bool = True
+    is_complete: bool = True
     """Whether `returns` describes all of the result except the values of its tensors."""
 
 
@@ -133,8 +133,8 @@ def undisturbed(steps: Sequence[StepSample]) -> tuple[list[StepSample], float]:
 def handling_s(samples: Sequence[CallSample]) -> tuple[list[float], list[float]]:
     """Return the seconds that issuing a call and waiting for it took the trainer's thread, each time it was made."""
     issues = own_s([each.issue_s for each in samples], [each.issue_cpu_s for each in samples])
-    told = [each for each in samples if each.wait_cpu_s is not None]
-    waits = own_s([each.wait_s for each in told], [each.wait_cpu_s or 0.0 for each in told])
+    timed = [each for each in samples if each.wait_cpu_s is not None]
+    waits = own_s([each.wait_s for each in timed], [each.wait_cpu_s or 0.0 for each in timed])
     return issues, waits or [each.wait_s for each in samples]
 
 

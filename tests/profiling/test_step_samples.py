@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fxlib.profiling.samples import CallSample, ForwardSample, StepSample, handling_s, own_s, undisturbed
+from fxlib.profiling.step_samples import CallSample, ForwardSample, StepSample, handling_s, own_s, undisturbed
 
 
 def test_work_counts_with_the_time_of_its_thread_and_with_what_is_always_idle_in_it() -> None:

@@ -83,24 +83,28 @@ def probe(name: str, calls: list[CallProfile], read: Read | None, *, recorded: b
     """
     notes: list[str] = []
     least_s = min((call.service_s.least for call in calls), default=0.0)
-    round_trip_s = _told(lambda: _round_trip_s(name), notes, f"{name}: no empty call")
+    round_trip_s = _measured_or_noted(lambda: _round_trip_s(name), notes, f"{name}: no empty call")
     if round_trip_s is None:
         round_trip_s, bytes_per_s = least_s, None
     else:
-        bytes_per_s = _told(lambda: _bytes_per_s(name, round_trip_s), notes, f"{name}: no large transfer")
+        bytes_per_s = _measured_or_noted(lambda: _bytes_per_s(name, round_trip_s), notes, f"{name}: no large transfer")
     rate = bytes_per_s or ASSUMED_BYTES_PER_S
     size = round(median(call.response_bytes for call in calls)) if calls else 0
-    per_call_s = _told(lambda: _per_call_s(name, size, rate, recorded=recorded), notes, f"{name}: no calls together")
+    per_call_s = _measured_or_noted(
+        lambda: _per_call_s(name, size, rate, recorded=recorded), notes, f"{name}: no calls together"
+    )
     concurrency, per_item_s, per_turn_s = 1, None, None
     if read is None:
         notes.append(f"{name}: no call is known to change nothing, so none was repeated to see how many run at once")
     else:
-        concurrency = _told(lambda: _concurrency(read), notes, f"{name}: no reads together") or 1
+        concurrency = _measured_or_noted(lambda: _concurrency(read), notes, f"{name}: no reads together") or 1
         if read.batchable:
-            per_item_s = _told(lambda: _per_item_s(name, read, rate), notes, f"{name}: no reads in a batch")
+            per_item_s = _measured_or_noted(
+                lambda: _per_item_s(name, read, rate), notes, f"{name}: no reads in a batch"
+            )
             if per_item_s is not None:
                 turn = partial(_per_item_s, name, read, rate, in_turn=True)
-                per_turn_s = _told(turn, notes, f"{name}: no reads in turn")
+                per_turn_s = _measured_or_noted(turn, notes, f"{name}: no reads in turn")
         else:
             notes.append(f"{name}: {read.function} is not declared batchable, so no batch of it was tried")
     server = ServerProfile(
@@ -126,7 +130,7 @@ def unprobed(name: str, calls: list[CallProfile], why: str) -> Probed:
     return Probed(server=server, notes=(f"{name}: {why}, so it was not probed",))
 
 
-def _told(probing: Callable[[], Any], notes: list[str], what: str) -> Any:
+def _measured_or_noted(probing: Callable[[], Any], notes: list[str], what: str) -> Any:
     """Return a figure, or note why there is none: a server may lack fxlib, or fail under more calls than usual."""
     try:
         return probing()

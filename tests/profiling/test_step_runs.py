@@ -8,7 +8,7 @@ from torch.distributed import rpc
 from torch.fx import GraphModule
 
 import fxlib
-from fxlib.profiling.runs import Instrumented, Stopwatch
+from fxlib.profiling.step_runs import Instrumented, Stopwatch
 from fxlib.recipes import recipes
 from fxlib.runtime.ops.record import record
 from tests.profiling import remote_functions as far

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.errors import FxlibError
-from fxlib.profiling.samples import ForwardSample, PushSample, StepSample
 from fxlib.profiling.single_call import message_bytes, timed, value_bytes
+from fxlib.profiling.step_samples import ForwardSample, PushSample, StepSample
 from fxlib.runtime import ops
 from fxlib.runtime.ops.batches import is_batch
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait

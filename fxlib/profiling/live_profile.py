@@ -21,7 +21,7 @@ from fxlib.capture.coerce import Model, as_graph
 from fxlib.config import DISABLE, disabled
 from fxlib.errors import CaptureError, FxlibWarning, WorkloadError
 from fxlib.profiling.measure import contract_of, measure
-from fxlib.profiling.runs import STEPS, WARMUPS, batches_of
+from fxlib.profiling.step_runs import STEPS, WARMUPS, batches_of
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.preserve_state import copied, state_kept
@@ -234,8 +234,8 @@ def _notes(found: Profile, workload: Workload | None, writing: list[str], runs: 
     yield from found.notes
     if writing:
         names = f"{', '.join(writing[:3])}{', ...' if len(writing) > 3 else ''}"
-        told = f"{names} may write, and did so in each of {runs} steps, the first of which is not in the figures"
-        yield f"{told}; the figures of a single step are rough, steps=10 measures more" if found.steps == 1 else told
+        note = f"{names} may write, and did so in each of {runs} steps, the first of which is not in the figures"
+        yield f"{note}; the figures of a single step are rough, steps=10 measures more" if found.steps == 1 else note
     if workload is None:
         yield "loss, backward and optimizer are missing: the profile was made from batches, not from a workload"
     if workload is not None and workload.mode == "distributed":
