@@ -11,13 +11,43 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
-RETIRED = frozenset(
-    word
-    for row in re.findall(
-        r"^\| ([\w, ]+) \|", GLOSSARY.read_text().partition("## Words that are not used")[2], re.MULTILINE
-    )
-    for word in row.split(", ")
-) - {"not"}
+
+
+def listed(heading: str) -> frozenset[str]:
+    """Return the words in the first column of the glossary's table below a heading."""
+    section = GLOSSARY.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([\w, ]+) \|", section, re.MULTILINE)
+    return frozenset(word for row in rows for word in row.split(", ")) - {"not"}
+
+
+RETIRED = listed("Words that are not used")
+NO_NAMES = listed("Words that are not names")
+FINISHED = [
+    *(
+        f"fxlib/{folder}"
+        for folder in (
+            "analysis",
+            "cli",
+            "equivalence",
+            "inspection",
+            "integrations",
+            "passes",
+            "profiling",
+            "protocol",
+            "recipes",
+            "rules",
+            "serialization",
+            "spec",
+            "utils",
+            "wire",
+        )
+    ),
+    *(f"fxlib/{file}.py" for file in ("__init__", "config", "errors", "reasons", "render")),
+]
+"""Folders and files whose names and docstrings follow the glossary's third table and `FRAGMENTS`; others join them."""
+FRAGMENTS = ("Of", "That", "Those", "What", "Which", "Where")
+"""Words with which no docstring begins: a sentence needs a subject, and an attribute's docstring says what it is."""
+PUBLIC = {"place"}  # `fxlib.Culprit.place`
 PAGES = [
     path
     for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md", "protos/**/*.proto", "examples/**/*.py")
@@ -49,6 +79,26 @@ def identifiers(path: Path) -> Iterator[str]:
             yield node.id
 
 
+def docstrings(path: Path) -> Iterator[str]:
+    """Yield the docstrings of a file: of the module, of classes and functions, and those below attributes."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        for each in getattr(node, "body", ()) if isinstance(getattr(node, "body", ()), list) else ():
+            if (
+                isinstance(each, ast.Expr)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            ):
+                yield each.value.value.strip()
+
+
+def finished() -> list[Path]:
+    """Return the files below `FINISHED`."""
+    files = [
+        file for each in FINISHED for file in ([ROOT / each] if each.endswith(".py") else (ROOT / each).rglob("*.py"))
+    ]
+    return sorted(file for file in files if "_pb2" not in file.name)
+
+
 def test_the_glossary_lists_retired_words() -> None:
     assert {"convoy", "fan", "fans", "kin"} <= RETIRED
 
@@ -65,5 +115,26 @@ def test_no_identifier_holds_a_retired_word() -> None:
         if words(f"{path.stem} {path.read_text()}") & RETIRED  # most files need no parsing
         for name in identifiers(path)
         if words(name) & RETIRED
+    ]
+    assert found == []
+
+
+def test_no_identifier_of_a_finished_folder_holds_a_word_that_is_not_a_name() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in finished()
+        for name in identifiers(path)
+        if name not in PUBLIC and words(re.sub(r"in_place|IN_PLACE", "", name)) & NO_NAMES
+    ]
+    assert {"apart", "nest", "place"} <= NO_NAMES
+    assert found == []
+
+
+def test_docstrings_of_finished_folders_are_sentences_or_say_what_an_attribute_is() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in finished()
+        for text in docstrings(path)
+        if text.split(maxsplit=1)[:1] and text.split(maxsplit=1)[0] in FRAGMENTS
     ]
     assert found == []

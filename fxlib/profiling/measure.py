@@ -133,7 +133,7 @@ def _calibrated(found: Profile, runs: StepRuns) -> Profile:
     return _with_cores(replace(found, calls=calls, step_s=step_s, least_share=share), runs)
 
 
-def _with_cores(found: Profile, runs: Runs) -> Profile:
+def _with_cores(found: Profile, runs: StepRuns) -> Profile:
     """Add how long a step keeps the cores of this host busy that other processes leave, in whichever processes."""
     if not runs.used_s:
         return found
