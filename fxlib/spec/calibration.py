@@ -1,4 +1,4 @@
-"""What a layer on int8 weights takes, as it was seen where the data are: ranges leave the job, and no values."""
+"""Ranges of the inputs of layers on int8 weights, observed where the data are: ranges leave the job, values do not."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 class LayerRange:
     """The range of what one layer takes, or of a value between layers.
 
-    Its ends are both infinite where a value was not finite.
+    Both ends are infinite if a value was not finite.
     """
 
     weights: tuple[str, ...]
-    """The names of the module's tensors behind the layer's weights, sorted; none for a value between layers."""
+    """Names of the module's tensors behind the layer's weights, sorted; empty for a value between layers."""
     use: int = 0
-    """Number of layers of the same weights, or of values between layers, that come before it in the graph."""
+    """Number of layers with the same weights, or of values between layers, that come before it in the graph."""
     least: float
     most: float
     values: int
-    """Number of values that were seen."""
+    """Number of values observed."""
     too_far: str = ""
-    """Why the layer stays in float although its range is known, as `Reason.ERROR_BOUND` has it; empty: it need not."""
+    """Why the layer stays in float although its range is known, as in `Reason.ERROR_BOUND`; empty if it need not."""
     shape: tuple[int, ...] = ()
-    """Its sizes, which tell what can be added up without a copy; none if they are not known."""
+    """Its sizes, which say what can be added up without a copy; empty if they are unknown."""
 
     @property
     def problem(self) -> str:
-        """What is wrong with it, as words that follow "range"; empty if nothing is."""
+        """The problem with it, as words that follow "range"; empty if there is none."""
         finite = math.isfinite(self.least) and math.isfinite(self.most)
         if not finite and (self.least, self.most) != (-math.inf, math.inf):
             return f"{self.least} to {self.most} is none"

@@ -289,9 +289,9 @@ class Workload:
         """
         real, ranges = cls(batches=batches, **step), ranges or {}
         variants = [each.described(count=count, ranges=ranges) for each in real.variants]
-        told = describe(real.real_batches, count=count, ranges=ranges)
+        described = describe(real.real_batches, count=count, ranges=ranges)
         kept = real.real_batches[:MAX_CALIBRATION] if real.mode == "forward" else ()
-        return replace(real, batches=told, variants=variants, calibration=kept)
+        return replace(real, batches=described, variants=variants, calibration=kept)
 
     @property
     def spec(self) -> BatchSpec | None:

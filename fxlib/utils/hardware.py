@@ -38,11 +38,12 @@ _USED: Final = (
     (Path("/sys/fs/cgroup/cpuacct/cpuacct.usage"), 1e-9),
     (Path("/sys/fs/cgroup/cpuacct.usage"), 1e-9),
 )
-"""Where the kernel counts the processor time of all processes of a host, or of a container, and in what seconds."""
+"""Files in which the kernel counts the processor time of all processes of a host, or of a container, and their unit in
+seconds."""
 
 
 def used_s() -> float | None:
-    """Return the processor time that all processes of this host, or of its container, have taken; None: not known."""
+    """Return the seconds of processor time that all processes of this host, or container, took; None if unknown."""
     for path, unit_s in _USED:
         try:
             return int(path.read_text().split("usage_usec", 1)[-1].split()[0]) * unit_s

@@ -1,7 +1,7 @@
 """Arguments that may not travel because torch's operators would reach outside of their tensors with them.
 
 - An operator of `torch.ops` takes any integer for a dtype, a layout or a memory format, and looks it up in tables of
-    its own without a bounds check. Therefore these must be constants of a graph.
+  its own without a bounds check. Therefore these must be constants of a graph.
 - A tensor of another layout than strided holds indices that its operators trust. Therefore no graph may make one.
 - The overload that writes to `out=` is tried as an operator of its own: if it is refused, so is the argument.
 """

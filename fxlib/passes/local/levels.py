@@ -1,9 +1,10 @@
-"""Which values of a program stay integers from one int8 layer to the next.
+"""Plans which values of a program stay integers from one int8 layer to the next.
 
-Between two layers, a value need not become float32 and be rounded again. Links are the work that takes levels and gives
-levels: a layer with the activation behind it, a convolution with what is added to it, a norm, a pooling, and what only
-moves values. A value that a link gives is held in levels where a layer, or a link whose own result is held, takes it;
-whatever else uses it has the numbers that its levels stand for. Values that a link leaves as they are share one range.
+Between two layers, a value need not become float32 and be rounded again. Links are the work that takes and gives
+integer levels: a layer with the activation behind it, a convolution with the value added to it, a norm, a pooling, and
+operators that only move values. The value of a link is held in levels if a layer, or a link whose own result is held,
+takes it; all other users get the numbers that its levels stand for. Values that a link leaves unchanged share one
+range.
 """
 
 from __future__ import annotations
@@ -32,43 +33,43 @@ _MOVES: Final = frozenset(
         *("Identity", "clone"),
     }
 )
-"""Operators that leave the values of their one tensor as they are."""
+"""Operators that leave the values of their one tensor unchanged."""
 _JOINS: Final = frozenset({"cat", "concat", "concatenate"})
 _SUMS: Final = frozenset({"add", "add_", "iadd"})
 _POOLS: Final = frozenset({"max_pool2d", "MaxPool2d"})
 _POOLED: Final = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-"""Arguments of a pooling, behind its input."""
+"""Arguments of a pooling operator after its input."""
 _IMAGES: Final = 4
 """Number of dimensions of a batch of images."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """What a tensor's values lay between; zero is always within."""
+    """The range of a tensor's values, which always includes zero."""
 
     least: float = 0.0
     most: float = 0.0
     values: int = 0
-    """Number of the values."""
+    """Number of values observed."""
 
     @property
     def is_finite(self) -> bool:
-        """Whether no value was infinite or no number."""
+        """Whether no value was infinite or NaN."""
         return math.isfinite(self.least) and math.isfinite(self.most)
 
     @property
     def scale(self) -> float:
-        """The distance of two neighbouring levels."""
+        """The distance between two neighbouring levels."""
         spread = (self.most - self.least) / int8.LARGEST
         return spread if spread > 0.0 and math.isfinite(1.0 / spread) else 1.0
 
     @property
     def zero_point(self) -> int:
-        """The level of zero, which is exact."""
+        """The level of zero, which is represented exactly."""
         return round(-self.least / self.scale)
 
     def with_values(self, value: Any) -> ValueRange:
-        """Return the range that a tensor's values lie in, too; it is not finite for what is no tensor of float32."""
+        """Return the range extended to a tensor's values; it is not finite for anything but a float32 tensor."""
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
             return ValueRange(-math.inf, math.inf)
         if not value.numel():
@@ -79,25 +80,25 @@ class ValueRange:
         return self.joined(ValueRange(least, most, value.numel()))
 
     def joined(self, other: ValueRange) -> ValueRange:
-        """Return the range of both."""
+        """Return the range that covers both."""
         return ValueRange(min(self.least, other.least), max(self.most, other.most), self.values + other.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What calibration found of a program's values."""
+    """The observations of calibration about a program's values."""
 
     ranges: dict[Node, ValueRange] = field(default_factory=dict)
     shapes: dict[Node, torch.Size] = field(default_factory=dict)
 
     def set_range(self, node: Node, known: LayerRange | None) -> None:
-        """Take over what was seen elsewhere; None where it was not."""
+        """Take over an observation from elsewhere; None if there is none."""
         self.ranges[node] = ValueRange() if known is None else ValueRange(known.least, known.most, known.values)
         if known is not None and known.shape:
             self.shapes[node] = torch.Size(known.shape)
 
     def note(self, node: Node, value: Any) -> None:
-        """Note a value that a node had."""
+        """Record a value of a node."""
         self.ranges[node] = self.ranges.get(node, ValueRange()).with_values(value)
         if isinstance(value, torch.Tensor):
             self.shapes[node] = value.shape
@@ -112,46 +113,46 @@ class Link:
 
     kind: Kind
     node: Node
-    """Where it is done."""
+    """The node where the work is done."""
     end: Node
-    """The node whose value it gives: the last one of those behind it that are done with it."""
+    """The node whose value the link gives: the last of the nodes behind it that the link includes."""
     takes: tuple[Node, ...]
-    """The values that it takes; of a sum the other one."""
+    """The values that the link takes; for a sum, the other summand."""
     inner: tuple[Node, ...] = ()
-    """The nodes behind it, in order."""
+    """The nodes behind it that the link includes, in order."""
     activation: str = "none"
     layer: Node | None = None
     """The convolution whose result a sum takes."""
     norm: Norm | None = None
     options: tuple[Any, ...] = ()
-    """Those of a pooling."""
+    """The options of a pooling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What becomes of a program."""
+    """The plan for a program."""
 
     works: Sequence[Link]
-    """Layers, and other links that give levels, in the program's order; of a sum and its layer there is the sum."""
+    """Layers, and other links that give levels, in program order; a sum stands for its layer, too."""
     layers: AbstractSet[Node]
     """All layers on int8 weights."""
     held: AbstractSet[Node]
-    """Values that are levels."""
+    """Values that are held in levels."""
     takers: Mapping[Node, Collection[Node]]
-    """Of each held value, the users to which its levels go."""
+    """For each held value, the users that take its levels."""
     ranges: Mapping[Node, ValueRange]
-    """Ranges of values that are levels or become such; none without batches."""
+    """Ranges of the values that are levels or become levels; empty without batches."""
     steady: AbstractSet[Node]
-    """Values that are the same for all that take them."""
+    """Values that are the same for all their users."""
     overwriting: AbstractSet[Node]
-    """Where sums are done whose other value nothing needs any more."""
+    """Positions of the sums whose other summand has no later use."""
 
 
 class Levels:
-    """Plans for one program, with one or another set of its layers on int8 weights."""
+    """Makes plans for one program, for different sets of its layers on int8 weights."""
 
     def __init__(self, module: GraphModule, effects: Effects, linears: Iterable[LinearLayer]) -> None:
-        """Look at the program; `linears` are all layers that may be on int8 weights."""
+        """Inspect the program; `linears` are all layers that may be on int8 weights."""
         self._module, self._effects = module, effects
         self._steadiness = Steadiness(module, effects)
         operators = [behaviour.operator for behaviour in effects.behaviours]
@@ -164,22 +165,22 @@ class Levels:
         self._written = self._written_classes()
 
     def watched(self) -> list[Node]:
-        """Return all values of which a plan has to know the range, in the program's order."""
+        """Return all values whose range a plan needs, in program order."""
         found = self._links(self._layers, None).values()
         values = {value for link in found for value in (link.end, link.node, *link.takes)}
         return sorted(values, key=self._effects.index.__getitem__)
 
     def is_written(self, node: Node) -> bool:
-        """Whether something beside links writes to a value."""
+        """Return whether anything other than links writes to a value."""
         return self._effects.aliases.of(node) in self._written
 
     def plan(self, layers: Iterable[Node], small: Collection[Node], seen: Seen | None) -> Plan:
-        """Return what becomes of the program.
+        """Return the plan for the program.
 
         Args:
-            layers: those on int8 weights.
-            small: those of them that are left in float unless they take levels or hand them on.
-            seen: what calibration found; None: no value is held.
+            layers: the layers on int8 weights.
+            small: those of them that stay in float unless they take levels or pass them on.
+            seen: the observations of calibration; None: no value is held.
         """
         chosen = set(layers)
         while True:
@@ -223,7 +224,7 @@ class Levels:
         )
 
     def _is_last(self, link: Link, works: Sequence[Link], takers: Mapping[Node, Collection[Node]]) -> bool:
-        """Whether the levels that a sum adds are a tensor of their own, and all else that takes them is done before."""
+        """Return whether a sum's summand in levels is a tensor of its own, and all its other users come before."""
         (other,) = link.takes
         done = {each.layer: each.node for each in works if each.layer is not None}
         moves = {node for each in works if each.kind == "move" for node in (each.node, each.end)}
@@ -232,7 +233,7 @@ class Levels:
         return before and moves.isdisjoint((other, *users))
 
     def _links(self, layers: Collection[Node], seen: Seen | None) -> dict[Node, Link]:
-        """Return the links by the values that they give, in the program's order."""
+        """Return the links by the values that they give, in program order."""
         found: dict[Node, Link] = {}
         for node in self._effects.nodes:
             link = self._layers[node] if node in layers else self._link(node, found, seen)
@@ -241,7 +242,7 @@ class Levels:
         return found
 
     def _is_sound(self, link: Link, seen: Seen | None) -> bool:
-        """Whether the values have ranges, and are no other ones later."""
+        """Return whether the values have ranges, and do not change later."""
         values = (link.end,) if link.kind == "layer" else (link.end, *link.takes)
         if any(map(self.is_written, values)):
             return False
@@ -259,7 +260,7 @@ class Levels:
         return replace(plain, end=inner[-1], inner=inner, activation=activation) if inner else plain
 
     def _gated(self, node: Node) -> tuple[Node, ...]:
-        """Return the nodes of `x * sigmoid(x)`, as some programs write SiLU, where nothing else uses x."""
+        """Return the nodes of `x * sigmoid(x)`, as some programs write SiLU, if nothing else uses x."""
         for gate in node.users:
             product = only_user(gate)
             if (
@@ -293,7 +294,7 @@ class Levels:
         return Link(kind="pool", node=node, end=node, takes=(first,), options=options) if options else None
 
     def _sum(self, node: Node, found: Mapping[Node, Link], seen: Seen | None) -> Link | None:
-        """Return a sum of what a convolution gives, and nothing else uses, and of other levels of its shape."""
+        """Return the sum of a convolution's result, which nothing else uses, and other levels of its shape."""
         given = {"input": None, "other": None} | dict(zip(("input", "other"), node.args, strict=False)) | node.kwargs
         values = [each for each in (given.pop("input"), given.pop("other")) if isinstance(each, Node)]
         if len(values) != 2 or len(node.args) > 2 or given not in ({}, {"alpha": 1}):
@@ -311,7 +312,7 @@ class Levels:
         return None
 
     def _is_idle(self, node: Node) -> bool:
-        """Whether a node is a dropout in eval mode."""
+        """Return whether a node is a dropout in eval mode."""
         if node.op == "call_module":
             called = submodule(self._module, str(node.target))
             return type(called) is nn.Dropout and not called.training
@@ -326,7 +327,7 @@ class Levels:
         return replace(link, end=behind, inner=(behind,), activation="relu")
 
     def _pooled(self, node: Node) -> tuple[Any, ...] | None:
-        """Return kernel, stride, padding, dilation and the mode of rounding; None for a pooling of another form."""
+        """Return kernel, stride, padding, dilation and rounding mode; None for a pooling of another form."""
         if node.op == "call_module":
             called = submodule(self._module, str(node.target))
             given = {name: getattr(called, name) for name in _POOLED}
@@ -341,7 +342,7 @@ class Levels:
         return (kernel, stride, *others, ceil_mode) if known and None not in (kernel, stride, *others) else None
 
     def _norm(self, node: Node) -> Norm | None:
-        """Return a norm whose weights keep through a forward."""
+        """Return a norm whose weights stay unchanged through a forward."""
         norm = norm_of(self._module, node)
         if not isinstance(norm, Norm):
             return None
@@ -353,7 +354,7 @@ class Levels:
         return norm if steady and all(bool(each.isfinite().all()) for each in tensors) else None
 
     def _written_classes(self) -> set[int]:
-        """Return the classes of memory that are written, but for what a link writes to the value that it is handed."""
+        """Return the alias classes that are written, except for a link's writes to the value it is passed."""
         own = {node for link in self._layers.values() for node in link.inner}
         for node in self._effects.nodes:
             if node in self._norms or self._names[node] in _SUMS:
@@ -374,12 +375,12 @@ def _asks_for_sizes(user: Node) -> bool:
 
 
 def _held(links: Sequence[Link], giving: Collection[Node], inputs: Collection[Node]) -> set[Node]:
-    """Return the values that a layer takes in levels, or a link whose own value is held.
+    """Return the values that a layer, or a link whose own value is held, takes in levels.
 
     Args:
-        links: those beside layers, in the program's order.
+        links: the links other than layers, in program order.
         giving: the values that links and layers give.
-        inputs: those that layers take.
+        inputs: the values that layers take.
     """
     held = set(giving).intersection(inputs)
     for link in reversed(links):
@@ -389,7 +390,7 @@ def _held(links: Sequence[Link], giving: Collection[Node], inputs: Collection[No
 
 
 def pair_of(value: Any) -> list[int] | None:
-    """Return an argument for two dimensions as two numbers; None if it is of another form."""
+    """Return an argument for two dimensions as two numbers; None if it has another form."""
     found = [value, value] if type(value) is int else list(value) if isinstance(value, (tuple, list)) else []
     found = found * 2 if len(found) == 1 else found
     return found if len(found) == 2 and all(type(each) is int for each in found) else None
@@ -406,7 +407,7 @@ class _Groups:
         self._parents[self._root(one)] = self._root(other)
 
     def ranges(self, own: Mapping[Node, ValueRange]) -> dict[Node, ValueRange]:
-        """Return the range of each value: that of all in its group."""
+        """Return the range of each value, which is that of its whole group."""
         joined: dict[Node, ValueRange] = {}
         for node, each in own.items():
             root = self._root(node)

@@ -1,7 +1,7 @@
 """Run linear layers and convolutions on int8 weights.
 
 The pass finds the layers, takes the ranges of their inputs from the workload's batches, leaves layers in float until
-the results are within the bound, and puts the operators of `fxlib.runtime.int8` in the place of the others.
+the results are within the bound, and replaces the others by the operators of `fxlib.runtime.int8`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.layers import LinearLayer, Steadiness, linear_layer_of
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.edit import working_copy, model_position
+from fxlib.passes.infra.edit import model_position, working_copy
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, FunctionCall, become, hold, read, sweep
 from fxlib.passes.local.fold_norms import scales_and_shifts
-from fxlib.passes.local.levels import Levels, Link, Plan, ValueRange, Seen, pair_of
+from fxlib.passes.local.levels import Levels, Link, Plan, Seen, ValueRange, pair_of
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8, is_call, is_issue
 from fxlib.runtime.submodules import submodule
@@ -36,28 +36,28 @@ from fxlib.utils.compare import largest_error
 
 _OPERATORS = torch.ops.fxlib
 _VALUES = ("val", "tensor_meta")
-"""Keys of a node's `meta` that tell its value's dtype."""
+"""Keys of a node's `meta` that hold its value's dtype."""
 _LEAST_VALUES = 100
-"""Of values that are alike, one more lies outside of the range of so many others with a chance of 2 in 101."""
+"""Number of values to observe: the next value of the same distribution is out of their range with probability 2 in
+101."""
 
 
 @register_pass("quantize", preserves="lossy", needs=frozenset({"weights", "eval_mode"}), version="3")
 class Quantize(GraphPass):
     """Run linear layers and two-dimensional convolutions on int8 weights and inputs, with sums in 32 bits.
 
-    Weights have a scale for each output channel. The range of a layer's input is the one that it has over the
-    workload's real batches, where there are any and the program makes no remote calls, or the one that the workload
-    tells (`Workload.ranges`); otherwise each forward takes that of its own input. With a bound on the error
-    (`Context.max_relative_error`) and batches to measure it on, the layers that move the results most, each alone, stay
-    in float until the rest is within the bound. Where ranges are known, values stay integers from one layer to the next
-    (`Levels`).
+    Weights have a scale for each output channel. The range of a layer's input is its range over the workload's real
+    batches, if there are any and the program makes no remote calls, or the range in the workload (`Workload.ranges`);
+    otherwise each forward uses the range of its own input. With a bound on the error (`Context.max_relative_error`) and
+    batches to measure it on, the layers that alone change the results most stay in float until the rest is within the
+    bound. If ranges are known, values stay integers from one layer to the next (`Levels`).
     """
 
     least_weights: int = 4096
-    """Layers with fewer weights, and depthwise convolutions, stay in float unless they take levels or hand them on: by
-    themselves they take no time that could be saved."""
+    """Minimum number of weights in a layer; smaller layers, and depthwise convolutions, stay in float unless they take
+    levels or pass them on: alone they take too little time to save any."""
     trials: int = 64
-    """The number of groups of layers whose share of the error is measured; a small model has one for each layer."""
+    """Number of groups of layers whose share of the error is measured; in a small model each layer is a group."""
 
     @override
     @torch.no_grad()
@@ -81,10 +81,10 @@ class Quantize(GraphPass):
 
     @torch.no_grad()
     def ranges(self, module: GraphModule, context: Context) -> tuple[LayerRange, ...]:
-        """Return what a pass without the workload's batches needs to do what this one would; `module` stays as it is.
+        """Return the ranges that a pass without the workload's batches needs to do the same; `module` stays unchanged.
 
         Returns:
-            Nothing where there are no layers, or no batches that the program can be run on here.
+            Nothing if there are no layers, or no batches that the program can run on here.
         """
         found, batches = _Search(module, context.get(Effects), self.least_weights), _batches(module, context)
         if found.are_all_small or not batches:
@@ -116,7 +116,7 @@ class Quantize(GraphPass):
         bound: float | None,
         declined: list[Declined],
     ) -> tuple[list[Layer], Seen]:
-        """Return the layers that batches let run on int8 weights, and what was seen of all of them."""
+        """Return the layers that can run on int8 weights by the batches, and the observations of all layers."""
         reference, seen = calibrate(found.module, levels, found.layers, batches)
         kept = self._with_known_range(found.layers, found.small, seen.ranges, declined)
         if bound is not None:
@@ -127,7 +127,7 @@ class Quantize(GraphPass):
     def _with_given_ranges(
         self, found: _Search, levels: Levels, given: Sequence[LayerRange], declined: list[Declined]
     ) -> tuple[list[Layer], Seen]:
-        """Return the same of ranges that were taken elsewhere; of a layer that they leave out, nothing is known."""
+        """Return the same for ranges that were taken elsewhere; nothing is known of a layer that they leave out."""
         known = {(each.weights, each.use): each for each in given}
         seen, kept = Seen(), list[Layer]()
         for name, layer in _named(found.layers).items():
@@ -142,12 +142,16 @@ class Quantize(GraphPass):
         return self._with_known_range(kept, found.small, seen.ranges, declined), seen
 
     def _alone(self, layers: Sequence[Layer]) -> list[Declined]:
-        """Return the reasons of layers that neither take levels nor hand them on."""
+        """Return the reasons of layers that neither take levels nor pass them on."""
         large = [each.node for each in layers if each.linear.weight.tensor.numel() >= self.least_weights]
         return [Declined(node=node.name, reason=Reason.NOT_INT8) for node in large]
 
     def _with_known_range(
-        self, layers: Sequence[Layer], small: Collection[Node], ranges: Mapping[Node, ValueRange], declined: list[Declined]
+        self,
+        layers: Sequence[Layer],
+        small: Collection[Node],
+        ranges: Mapping[Node, ValueRange],
+        declined: list[Declined],
     ) -> list[Layer]:
         kept = list[Layer]()
         for layer in layers:
@@ -165,7 +169,7 @@ class Quantize(GraphPass):
         return kept
 
     def _within(self, measured: _Error, layers: Sequence[Layer], bound: float, declined: list[Declined]) -> list[Layer]:
-        """Return the layers that keep the results within a bound together, those first that keep them best alone."""
+        """Return layers that together keep the results within a bound, preferring those with the least error alone."""
         if not layers or measured.of(layers) <= bound:
             return list(layers)
         beside = [each for each in layers if each.node in measured.small]
@@ -178,12 +182,12 @@ class Quantize(GraphPass):
         groups = [layers[first : first + size] for first in range(0, len(layers), size)]
         alone = sorted(((measured.of(group), group) for group in groups), key=lambda each: each[0])
         fitting, least = 0, len(alone)
-        while fitting < least - 1:  # the error grows with the layers: the longest beginning of them that fits
+        while fitting < least - 1:  # the error grows with the layers, so find the longest prefix that fits
             middle = (fitting + least) // 2
             chosen = [layer for _, group in alone[:middle] for layer in group]
             fitting, least = (middle, least) if measured.of(chosen) <= bound else (fitting, middle)
         for error, group in alone[fitting:]:
-            detail = f"{error:.2g} by itself, and {bound:.2g} is allowed for all"
+            detail = f"{error:.2g} alone, and {bound:.2g} is allowed for all"
             declined.extend(Declined(node=each.node.name, reason=Reason.ERROR_BOUND, detail=detail) for each in group)
         kept = {layer.node for _, group in alone[:fitting] for layer in group}
         return [each for each in layers if each.node in kept]
@@ -191,7 +195,7 @@ class Quantize(GraphPass):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layer:
-    """A layer that can run on int8 weights: the integers, and what they stand for."""
+    """A layer that can run on int8 weights: the integers, and the scales that give their values."""
 
     linear: LinearLayer
     weight: torch.Tensor
@@ -202,28 +206,28 @@ class Layer:
 
     @property
     def node(self) -> Node:
-        """Where it is called."""
+        """The node that calls the layer."""
         return self.linear.node
 
     @property
     def input(self) -> Node:
-        """The value that it takes."""
+        """The layer's input."""
         return self.linear.input
 
     @property
     def sources(self) -> frozenset[str]:
-        """The names of the weights behind its integers."""
+        """The names of the weights that its integers come from."""
         bias = self.linear.bias
         return self.linear.weight.sources | (bias.sources if bias is not None else frozenset())
 
     @property
     def operator(self) -> Any:
-        """The operator that computes it."""
+        """The operator that computes the layer."""
         return (_OPERATORS.int8_linear if self.linear.kind == "linear" else _OPERATORS.int8_conv2d).default
 
 
 def _named(layers: Sequence[Layer]) -> dict[tuple[tuple[str, ...], int], Layer]:
-    """Return layers by the names of their weights and, where several have the same, by their number."""
+    """Return layers by the names of their weights and, if several have the same, by their number."""
     uses, found = Counter[tuple[str, ...]](), dict[tuple[tuple[str, ...], int], Layer]()
     for layer in layers:
         weights = tuple(sorted(layer.sources))
@@ -233,13 +237,13 @@ def _named(layers: Sequence[Layer]) -> dict[tuple[tuple[str, ...], int], Layer]:
 
 
 def _between(layers: Sequence[Layer], levels: Levels) -> list[Node]:
-    """Return the values, beside those that layers take, of which a plan has to know the range, in order."""
+    """Return the values, other than layers' inputs, whose range a plan needs, in order."""
     inputs = {each.input for each in layers}
     return [value for value in levels.watched() if value not in inputs]
 
 
 def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a weight as integers, with the scale of each output channel, the first dimension."""
+    """Return a weight as integers, with a scale for each output channel, the first dimension."""
     flat = weight.reshape(weight.shape[0], -1).double()
     scales = flat.abs().amax(1) / int8.WEIGHT_LIMIT
     scales = torch.where(scales > 0.0, scales, torch.ones_like(scales)).float()
@@ -256,7 +260,7 @@ class _Search:
         self._blocked = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
         self.layers: list[Layer] = []
         self.small: set[Node] = set()
-        """Those among them that do not pay by themselves."""
+        """The layers among them that do not pay alone."""
         self.declined: list[Declined] = []
         for node in module.graph.nodes:
             linear = linear_layer_of(module, node)
@@ -265,7 +269,7 @@ class _Search:
 
     @property
     def are_all_small(self) -> bool:
-        """Whether no layer pays by itself."""
+        """Whether no layer pays alone."""
         return self.small.issuperset(each.node for each in self.layers)
 
     def _take(self, linear: LinearLayer) -> None:
@@ -294,7 +298,7 @@ class _Search:
         return None if all(bool(each.isfinite().all()) for each in tensors) else Reason.NOT_FINITE
 
     def _options(self, linear: LinearLayer) -> tuple[Any, ...] | None:
-        """Return stride, padding, dilation and groups; None if they are of a form that int8 convolutions lack."""
+        """Return stride, padding, dilation and groups; None if int8 convolutions do not support their form."""
         if linear.kind == "linear":
             return ()
         if linear.node.op == "call_module":
@@ -310,9 +314,9 @@ class _Search:
 
 
 def _batches(module: GraphModule, context: Context) -> tuple[Sequence[Any], ...]:
-    """Return the inputs of the workload's real batches, by placeholder, where the program can be run on them here.
+    """Return the inputs of the workload's real batches, by placeholder, if the program can run on them here.
 
-    A program that writes to its inputs or to its state has no layers, since it may write to their weights, too.
+    A program that writes to its inputs or its state has no layers, since it may write to their weights, too.
     """
     remote = any(is_call(node) or is_issue(node) for node in module.graph.nodes)
     if context.workload is None or remote:
@@ -336,14 +340,14 @@ def _bound(module: GraphModule, batch: Batch) -> Sequence[Any] | None:
 def calibrate(
     module: GraphModule, levels: Levels, layers: Sequence[Layer], batches: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], Seen]:
-    """Run the program as it is; return its results, and what its values were."""
+    """Run the unchanged program; return its results, and the observations of its values."""
     run = _Observed(module, levels, layers)
     results = [run.results_of(each) for each in batches]
     return results, run.seen
 
 
 class _Run(Interpreter):
-    """Runs a program node by node, and leaves torch's generator as it was."""
+    """Runs a program node by node, and restores torch's generator."""
 
     def results_of(self, values: Sequence[Any]) -> Any:
         with torch.random.fork_rng(devices=[]):
@@ -351,7 +355,7 @@ class _Run(Interpreter):
 
 
 class _Observed(_Run):
-    """Notes values; what layers take as it is when they take it, for it may have been written to by then."""
+    """Records values; the inputs of layers at the time of use, since they may be overwritten later."""
 
     def __init__(self, module: GraphModule, levels: Levels, layers: Sequence[Layer]) -> None:
         super().__init__(module)
@@ -392,16 +396,16 @@ class _Error:
 
 
 class Rewriting:
-    """Puts what a plan says into a program."""
+    """Applies a plan to a program."""
 
     def __init__(self, module: GraphModule, plan: Plan, layers: Sequence[Layer], at: Mapping[Node, Node]) -> None:
-        """Prepare for it.
+        """Prepare the rewrite.
 
         Args:
             module: the program, or a copy of it.
-            plan: what becomes of it.
-            layers: at least those of the plan.
-            at: the module's nodes by those that the plan and the layers know.
+            plan: the plan for it.
+            layers: at least the plan's layers.
+            at: the module's nodes, by the nodes in the plan and the layers.
         """
         self._module, self._graph, self._plan, self._at = module, module.graph, plan, dict(at)
         self._layers = {each.node: each for each in layers}
@@ -475,7 +479,7 @@ class Rewriting:
         return known.scale, known.zero_point
 
     def _levels_of(self, value: Node, user: Node) -> tuple[Node, float, int]:
-        """Return the levels of a value, as it is before the node that takes them, and what they stand for."""
+        """Return the levels of a value just before the node that takes them, and their scale and zero."""
         point, levels = self._point(value), self._at[value]
         if value in self._rounded:
             levels = self._rounded[value]
@@ -498,7 +502,7 @@ class Rewriting:
         ]
 
     def _absorb(self, work: Link, node: Node) -> None:
-        """Let the work's node stand for all that is done with it."""
+        """Let the work's node stand for all the work that it includes."""
         self._at[work.end].replace_all_uses_with(node)
         beside = [work.layer, work.norm.call if work.norm is not None else None]
         for each in (*reversed(work.inner), *beside):
@@ -507,7 +511,7 @@ class Rewriting:
         self._at[work.end] = node
 
     def _hand_on(self, work: Link, node: Node) -> None:
-        """Let those that take levels have them, and others the numbers that they stand for."""
+        """Give levels to the users that take them, and the numbers they stand for to all others."""
         for key in _VALUES:
             node.meta.pop(key, None)
         takers = {self._at[each] for each in self._plan.takers[work.end]}
@@ -520,7 +524,7 @@ class Rewriting:
             self._behind(plain, self._graph.call_method("contiguous", (plain,)), others)
 
     def _behind(self, node: Node, made: Node, users: Iterable[Node]) -> Node:
-        """Put what was made of a value right behind it, in its place for some of its users; return it."""
+        """Insert what was made of a value right behind it, replacing it for some of its users; return it."""
         for user in list(users):
             if user is not made:
                 user.replace_input_with(node, made)
