@@ -455,5 +455,5 @@ if __name__ == "__main__":
             wrong += 1
             print(error)
     print(f"{count} programs, {wrong} wrong")
-    for reason, times in outcomes.most_common():
-        print(f"{times:6d} {times / count:6.1%}  {reason}")
+    for outcome, times in outcomes.most_common():
+        print(f"{times:6d} {times / count:6.1%}  {outcome}")

@@ -67,6 +67,11 @@ class ExportChecks(TorchFunctionMode):
         for each in _written(func, args, kwargs) if is_capturing() else ():
             if type(each) in (torch.Tensor, torch.nn.Parameter):  # the exporter's stand-ins have classes of their own
                 raise _kept()
+            if self._recorder is not None and isinstance(each, torch.Tensor) and self._recorder.shares_memory(each):
+                raise capture_error(
+                    "the forward writes to a tensor that shares its memory with an object of Python's",
+                    hint="Write to a copy: torch.tensor(values), or tensor.clone().",
+                )
         result = func(*args, **kwargs)
         if self._recorder is not None and getattr(func, "__name__", "") in _ELEMENTS and is_capturing():
             known = [each for each in pytree.tree_leaves(result) if not isinstance(each, _COMPUTED)]

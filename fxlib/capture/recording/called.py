@@ -448,8 +448,7 @@ class Calls:
 
         def share(*args: Any, **kwargs: Any) -> Any:
             made = function(*args, **kwargs)
-            if self._record.tracer is not None:
-                self._record.sharing.append((made, source.here()))
+            self._record.sharing.append((made, source.here()))
             for each in (*args, *kwargs.values()):
                 if is_memory(each) and not self._record.knows(each):
                     self._sent.note(each, by_client=False)

@@ -328,11 +328,19 @@ class Record:
             self._facts[place] = fact
         return changed, others
 
-    def leave(self) -> None:
-        """Take each fact for what it is now that what was put in place for the capture is gone."""
+    def leave(self) -> Fact | None:
+        """Take each fact for what it is now that what was put in place for the capture is gone.
+
+        Returns a setting of a library's that was another one during the capture, as the exporter has some; None if the
+        forward has read no such setting.
+        """
+        other = None
         for fact in self._facts.values():
             if fact.kind is not Kind.MEMO and not fact.holds():
+                if fact.kind is Kind.GETTER and isinstance(fact.owner, ModuleType) and type(fact.value) in STATELESS:
+                    other = fact
                 fact.value = fact.now()
+        return other
 
 
 def _forget_results(cache: Any, known: tuple[Any, ...]) -> None:

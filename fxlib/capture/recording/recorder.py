@@ -68,7 +68,13 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._record.leave()
+        other = self._record.leave()
+        if error is None and other is not None:
+            raise CaptureError(
+                f"the forward asks for {other}, which is another during a capture",
+                where=source.of_definition(getattr(type(self._model), "forward", self._model)),
+                hint="Ask before the forward, and keep the answer as an attribute of the model.",
+            )
         if error is None and self._changed_when_sent is not None:
             raise self._changed_when_sent
         if error is None and self._changed:
@@ -266,6 +272,11 @@ class Recorder:
         """Return the paths of tensors in the graph that share memory with objects of Python's, and what made each."""
         paths = [(self._record.path_in_graph(tensor), where) for tensor, where in self._record.sharing]
         return {path: where for path, where in paths if path is not None}
+
+    def shares_memory(self, tensor: torch.Tensor) -> bool:
+        """Whether an exporter's stand-in is for memory that an object of Python's has, too."""
+        memories = [shared.untyped_storage()._cdata for shared, _ in self._record.sharing]
+        return bool(memories) and tensor.untyped_storage()._cdata in memories
 
     def met_late(self) -> tuple[FunctionType, ...] | None:
         """Return functions to be observed from the start of another attempt; None if this one has seen all.

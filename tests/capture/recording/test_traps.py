@@ -238,3 +238,16 @@ def test_what_a_tensor_tells_is_read_before_it_is_written(run: Any) -> None:
     captured = fxlib.capture(model)
     for _ in range(2):
         assert torch.equal(captured(X.clone()), model(X.clone()))
+
+
+def test_a_setting_that_the_exporter_changes_for_itself_is_not_answered() -> None:
+    model = Model(lambda m, x: x * 2 if torch.backends.mkldnn.enabled else x * 3)
+    assert torch.equal(fxlib.capture(model)(X), model(X))
+    with pytest.raises(CaptureError, match="mkldnn.enabled, which is another during a capture"):
+        fxlib.capture(model, sample_inputs=[X], how="export")
+
+
+def test_an_export_refuses_to_write_to_memory_of_pythons() -> None:
+    model = Model(lambda m, x: x * torch.from_numpy(m.numbers).mul_(3))
+    with pytest.raises(CaptureError, match="shares its memory with an object of Python's"):
+        fxlib.capture(model, sample_inputs=[X], how="export")
