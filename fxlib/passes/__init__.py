@@ -12,7 +12,7 @@ from fxlib.passes.local.decompose import Decompose
 from fxlib.passes.local.fold_constants import FoldConstants
 from fxlib.passes.local.fold_norms import FoldNorms
 from fxlib.passes.local.lower import Lower
-from fxlib.passes.local.quantize import Quantize
+from fxlib.passes.local.quantize.quantize import Quantize
 from fxlib.passes.local.reinplace.reinplace import Reinplace
 from fxlib.passes.local.rewrite_rules import RewriteRules
 from fxlib.passes.remote.coalesce_calls import CoalesceCalls

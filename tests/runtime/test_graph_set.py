@@ -200,6 +200,8 @@ def test_of_a_graph_that_gains_nothing_the_original_itself_runs_until_the_graph_
 
 
 class Replaces(nn.Module):
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))
@@ -227,7 +229,7 @@ def test_a_kept_original_and_its_module_have_what_either_has_replaced() -> None:
         model.seen = given
         return given
 
-    model.forward = replacing  # type: ignore[method-assign]
+    model.forward = replacing  # type: ignore[method-assign, assignment]
     module(x)
     assert module.seen is model.seen is x
     assert fxlib.usage(module).graphs == {"main": 0}

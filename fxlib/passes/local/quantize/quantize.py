@@ -20,12 +20,12 @@ from typing_extensions import override
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.layers import LinearLayer, Steadiness, linear_layer_of
+from fxlib.analysis.norms import scales_and_shifts
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import model_position, working_copy
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, FunctionCall, become, hold, read, sweep
-from fxlib.passes.local.fold_norms import scales_and_shifts
-from fxlib.passes.local.levels import Levels, Link, Plan, Seen, ValueRange, pair_of
+from fxlib.passes.local.quantize.levels import Levels, Link, Plan, Seen, ValueRange, pair_of
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8, is_call, is_issue
 from fxlib.runtime.submodules import submodule

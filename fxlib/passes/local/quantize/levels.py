@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.layers import LinearLayer, Steadiness, activation_of, only_user
-from fxlib.passes.local.fold_norms import Norm, asks_only, counts_updates, norm_of
+from fxlib.analysis.norms import Norm, asks_only, counts_updates, norm_of
 from fxlib.runtime import int8
 from fxlib.runtime.submodules import submodule
 from fxlib.spec.calibration import LayerRange
