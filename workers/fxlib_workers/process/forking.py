@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from fxlib_workers.process.containment import Containment
 
 _LONGEST_MESSAGE: Final = 1 << 16
 _CLOSED: Final = "the process that forks others ended"
+_MALFORMED: Final = "the process that forks others said what it never says"
 
 
 SINGLE_THREADED: Final = {"OPENBLAS_NUM_THREADS": "1"}
@@ -97,7 +98,9 @@ class ForkServer:
         why = _CLOSED
         with contextlib.suppress(OSError):
             while data := self._control.recv(_LONGEST_MESSAGE):
-                why = self._heard(json.loads(data)) or why
+                why = self._heard(data) or why
+                if why == _MALFORMED:
+                    break
         with self._lock:
             self._why = why
             left, self._forks = list(self._forks.values()), {}
@@ -110,18 +113,30 @@ class ForkServer:
         for fork in left:
             fork.ended.set_exception(ForkError(why))
 
-    def _heard(self, message: Mapping[str, Any]) -> str:
-        """Note a message, and return why the fork server ends, if it says so."""
-        if "ready" in message:
-            self.ready.set_result(None)
-        if "forked" in message:
-            self._forks[message["forked"]].forked.set_result(message["pid"])
-        if "ended" in message:
-            with self._lock:
-                fork = self._forks.pop(message["ended"])
-            fork.ended.set_result(message["status"])
-        failed: str = message.get("failed", "")
-        return failed
+    def _heard(self, data: bytes) -> str:
+        """Note a message, and return why the fork server ends, if it says so, or if it is none of its messages."""
+        try:
+            message = json.loads(data)
+        except (ValueError, RecursionError):
+            return _MALFORMED
+        match message:
+            case {"ready": True, **more} if not (more or self.ready.done()):
+                self.ready.set_result(None)
+            case {"failed": str(why), **more} if not more:
+                return str(why)
+            case {"forked": str(key), "pid": int(pid), **more} if not more and self._began(key) is False and pid > 0:
+                self._forks[key].forked.set_result(pid)
+            case {"ended": str(key), "status": int(status), **more} if not more and self._began(key):
+                with self._lock:
+                    fork = self._forks.pop(key)
+                fork.ended.set_result(status)
+            case _:
+                return _MALFORMED
+        return ""
+
+    def _began(self, key: str) -> bool | None:
+        """Whether a child runs; None if nobody asked for it, or if it has ended."""
+        return self._forks[key].forked.done() if key in self._forks else None
 
 
 class ForkedChild:
