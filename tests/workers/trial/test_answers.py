@@ -108,6 +108,7 @@ def test_a_pickle_is_malformed_and_runs_nothing(tmp_path: Path) -> None:
         ("timelines", '{"answer": [{"step_s": 1, "spans": [["call", "f", "ps0", 0]]}]}'),
         ("host_store", '{"answer": {"host": "127.0.0.1", "port": 70000}}'),
         ("profile", '{"answer": "not base64"}'),
+        ("profile", '{"answer": "CgFh\\u03c0"}'),
         ("digest_step", '{"answer": {"output": 1}}'),
         ("digest_step", json.dumps({"answer": {"x" * 100_001: ""}})),
         ("load", "[" * 100_000),

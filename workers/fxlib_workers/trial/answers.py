@@ -7,7 +7,6 @@ not have that form (another type, a figure that is not finite, a text too long) 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -184,7 +183,7 @@ _SIZES: Final = _by_name(lambda value: tuple(_each(_count)(value)))
 def _bytes(value: object) -> bytes:
     try:
         return base64.b64decode(value if isinstance(value, str) else "?", validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error is one; characters beyond ASCII are another
         raise MalformedAnswerError("bytes are not in base64") from error
 
 
