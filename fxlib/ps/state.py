@@ -79,14 +79,17 @@ class ServerState:
         """Read what this server holds; all of it, or nothing.
 
         Raises:
-            WorkloadError: a file is missing, or is of another size, dtype or optimizer.
+            WorkloadError: a file is missing, cannot be read, or is of another size, dtype or optimizer.
         """
         found = []
         for file, held in self._files(Path(folder)):
             where = f"server {self.server.name!r}"
             if not file.is_file():
                 raise WorkloadError(f"nothing was saved as {file}", where=where)
-            saved, like = load_file(file), held.saved()
+            try:
+                saved, like = load_file(file), held.saved()
+            except (SafetensorError, OSError) as error:
+                raise WorkloadError(f"{file} cannot be read: {error}", where=where) from error
             if _forms(saved) != _forms(like):
                 raise WorkloadError(f"{file} is of another size or dtype, or of another optimizer", where=where)
             found.append((held, saved))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -293,6 +294,16 @@ def test_nothing_is_loaded_where_a_part_is_missing_or_of_another_size(tmp_path: 
     ps.setup(Server(name="ps0", tables=(Table(name="t", rows=ROWS, dim=DIM, optimizer="adagrad"),)), seed=5)
     with pytest.raises(WorkloadError, match="is of another size or dtype, or of another optimizer"):
         ps.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("size", [0, 4, 60])
+def test_a_file_that_was_cut_off_is_not_loaded(tmp_path: Path, size: int) -> None:
+    ps.save(str(tmp_path))
+    before = ps.state_digest()
+    os.truncate(tmp_path / "table.t.safetensors", size)
+    with pytest.raises(WorkloadError, match=r"table\.t\.safetensors cannot be read"):
+        ps.load(str(tmp_path))
+    assert ps.state_digest() == before
 
 
 def test_a_file_of_another_server_is_not_overwritten(tmp_path: Path) -> None:
