@@ -12,6 +12,7 @@ import glob
 import hashlib
 import itertools
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -279,9 +280,10 @@ class _Reader:
                     index=index,
                     hint="A file and an entry point may vary batch_size, recipe, threads and where.",
                 )
+        count = math.prod(map(len, matrix.values())) * len(targets)
+        if count > MOST_ENTRIES:
+            raise self.error(f"{count} entries are more than {MOST_ENTRIES}", key="matrix", index=index)
         points = [dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values())]
-        if len(points) * len(targets) > MOST_ENTRIES:
-            raise self.error(f"{len(points) * len(targets)} entries are more than {MOST_ENTRIES}", key="matrix")
         for target, point in itertools.product(targets, points):
             yield self._entry(settings, model, source, target, point, several=len(targets) > 1, index=index)
 
@@ -290,7 +292,11 @@ class _Reader:
             folder = self._path.parent.resolve()
             if not glob.has_magic(given):
                 return [str(folder / given)]
-            found = sorted(map(str, folder.glob(given)))
+            try:
+                found = sorted(map(str, folder.glob(given)))
+            except (ValueError, NotImplementedError, OSError) as error:
+                told = f"{given!r} is no pattern of files beside the manifest: {error}"
+                raise self.error(told, key="file", index=index) from error
             if not found:
                 raise self.error(f"no file matches {given!r}", key="file", index=index)
             return found

@@ -188,14 +188,20 @@ class _Course:
         try:
             row = replace(row, capture_s=answer.get("capture_s"), dependencies=_dependencies(answer))
             if "failed" in answer:
-                return _failed(row, answer["failed"], answer["message"])
+                return Row.of(asdict(_failed(row, answer["failed"], answer["message"])))
             if "report" in answer:
-                row = _answered(row, answer["report"])
+                row = Row.of(asdict(_answered(row, answer["report"])))
                 self._run.write_report(entry.name, answer["report"])
                 return row
-            row = replace(_with_jobs(row, entry, answer["jobs"]), state="asked", cached=answer["cached"])
-        except (KeyError, TypeError, AttributeError):  # the model wrote it
-            return _failed(row, "ANSWER", "the process wrote an answer of another form than its own")
+            row = Row.of(
+                asdict(replace(_with_jobs(row, entry, answer["jobs"]), state="asked", cached=answer["cached"]))
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):  # the model wrote it
+            return _failed(
+                replace(row, capture_s=None, dependencies=None),
+                "ANSWER",
+                "the process wrote an answer of another form than its own",
+            )
         self._tell(row)
         return row
 
@@ -360,7 +366,7 @@ def _read(line: bytearray) -> dict[str, Any]:
     """Return a line of the process, or the failure that it is: the model may write what it likes."""
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         message = None
     return message if isinstance(message, dict) else {"failed": "ANSWER", "message": "the process wrote no answer"}
 

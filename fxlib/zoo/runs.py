@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self, TypeVar, get_args, get_type_hints
 
 from fxlib.errors import FxlibError
 from fxlib.serialization.files import write_whole
 from fxlib.spec.report import Estimate
 from fxlib.zoo.dependencies import Dependencies
+
+T = TypeVar("T")
 
 State = Literal["waiting", "asked", "done", "failed"]
 """Not begun; the service has its job; there is an answer; it could not run."""
@@ -112,6 +114,22 @@ class Row:
     replicas: tuple[Replica, ...] = ()
     dependencies: Dependencies | None = field(default=None, repr=False)
 
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Self:
+        """Make a row of its plain data, as `asdict` has it.
+
+        Raises:
+            TypeError, ValueError, KeyError, AttributeError: it has not the form of a row.
+        """
+        inner = ("gain", "dependencies", "replicas")
+        gain, dependencies = told.get("gain"), told.get("dependencies")
+        return replace(
+            _made(cls, {name: value for name, value in told.items() if name not in inner}),
+            gain=None if gain is None else _made(Estimate, gain),
+            dependencies=None if dependencies is None else _dependencies(dependencies),
+            replicas=tuple(map(_replica, told.get("replicas", ()))),
+        )
+
     @property
     def job_ids(self) -> tuple[str, ...]:
         """The service's jobs."""
@@ -135,6 +153,16 @@ class Row:
         return {**told, "outcome": self.outcome}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _About:
+    """What a run says of itself: its manifest's path, its entries' names, and whether it measures everything anew."""
+
+    manifest: str
+    began: str
+    entries: tuple[str, ...] = ()
+    fresh: bool = False
+
+
 class Run:
     """One run: the rows of the entries, each in a file, with the answers' reports and the captures' output beside.
 
@@ -153,17 +181,17 @@ class Run:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all entries that the run has, in the manifest's order."""
-        return tuple(self._about()["entries"])
+        return self._about().entries
 
     @property
     def fresh(self) -> bool:
         """Whether it measures everything anew."""
-        return bool(self._about().get("fresh"))
+        return self._about().fresh
 
     @property
     def manifest(self) -> str:
         """The manifest's path, as it was when the run began."""
-        return str(self._about()["manifest"])
+        return self._about().manifest
 
     def rows(self) -> list[Row]:
         """Return all rows, in the manifest's order.
@@ -183,16 +211,10 @@ class Run:
         if not path.exists():
             return Row(name=name)
         told = _read(path)
-        dependencies = told.pop("dependencies", None)
         try:
-            replicas = tuple(Replica(**_with_gain(each)) for each in told.pop("replicas", ()))
-            row = Row(**_with_gain(told), replicas=replicas)
-            if dependencies is not None:
-                files = {path: (int(size), int(at)) for path, (size, at) in dependencies["files"].items()}
-                row = replace(row, dependencies=Dependencies(**{**dependencies, "files": files}))
-        except (TypeError, ValueError, KeyError) as error:
+            return Row.of(told)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise RunError(f"it is no row of a run: {error}", where=str(path)) from error
-        return row
 
     def write(self, row: Row) -> None:
         """Write a row.
@@ -235,8 +257,16 @@ class Run:
     def _file(self, kind: str, name: str, suffix: str) -> Path:
         return self.folder / kind / f"{self.slug(name)}.{suffix}"
 
-    def _about(self) -> dict[str, Any]:
-        return _read(self.folder / "run.json")
+    def _about(self) -> _About:
+        path = self.folder / "run.json"
+        told = _read(path)
+        entries = told.pop("entries", None)
+        try:
+            if not (isinstance(entries, list) and all(isinstance(each, str) for each in entries)):
+                raise TypeError("entries is no list of names")
+            return replace(_made(_About, told), entries=tuple(entries))
+        except TypeError as error:
+            raise RunError(f"it is no file of a run: {error}", where=str(path)) from error
 
 
 class Runs:
@@ -307,11 +337,6 @@ class Runs:
         return [each for each in reversed(list(self)) if _order(each.name) < _order(run.name)]
 
 
-def _with_gain(told: Mapping[str, Any]) -> dict[str, Any]:
-    gain = told.get("gain")
-    return {**told, "gain": None if gain is None else Estimate(**gain)}
-
-
 def _order(name: str) -> tuple[str, int]:
     """Return what runs are ordered by; one that somebody gave another name is older than all."""
     found = re.fullmatch(r"(\d{8}T\d{6}Z)(?:-(\d{1,9}))?", name, re.ASCII)
@@ -325,10 +350,54 @@ def _read(path: Path) -> dict[str, Any]:
             raise RunError("another version of fxlib wrote it", where=str(path))
     except OSError as error:
         raise RunError(error.strerror or str(error), where=str(path)) from error
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise RunError("it is no file of a run", where=str(path)) from error
     found: dict[str, Any] = told
     return found
+
+
+def _made(kind: type[T], told: Mapping[str, Any]) -> T:
+    """Make a dataclass of plain data.
+
+    Raises:
+        TypeError: a field is missing or unknown, or a value is of another type than the field's.
+    """
+    types = _TYPES[kind]
+    for name, value in told.items():
+        if name in types and not _fits(value, types[name]):
+            raise TypeError(f"{name} is {value!r}")
+    return kind(**told)
+
+
+_TYPES: Final[Mapping[type, Mapping[str, Any]]] = {kind: get_type_hints(kind) for kind in (Row, Replica, Estimate, _About)}
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value of JSON is of a field's type: text, a number, a truth, one of some words, or one of these."""
+    if alternatives := get_args(hint):
+        return any(value == each if isinstance(each, str) else _fits(value, each) for each in alternatives)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _replica(told: Mapping[str, Any]) -> Replica:
+    where, gain = dict(told["where"]), told.get("gain")
+    if not all(isinstance(each, str) for pair in where.items() for each in pair):
+        raise TypeError(f"where is {where!r}")
+    plain = {name: value for name, value in told.items() if name not in ("where", "gain")}
+    found = _made(Replica, {**plain, "where": where})
+    return replace(found, gain=None if gain is None else _made(Estimate, gain))
+
+
+def _dependencies(told: Mapping[str, Any]) -> Dependencies:
+    files = told["files"]
+    for path, (size, at) in files.items():
+        if not (isinstance(path, str) and isinstance(size, int) and isinstance(at, int)):
+            raise TypeError(f"{path} has no size and time")
+    if not (isinstance(told["environment"], str) and isinstance(told["complete"], bool)):
+        raise TypeError("the environment is none")
+    return Dependencies(**{**told, "files": {path: (size, at) for path, (size, at) in files.items()}})
 
 
 def _write(path: Path, told: Mapping[str, Any]) -> None:

@@ -53,6 +53,16 @@ def writes_nonsense() -> None:
     time.sleep(1000)
 
 
+def nests() -> None:
+    os.write(int(sys.argv[1]), b"[" * 100_000 + b"\n")
+    time.sleep(1000)
+
+
+def answers_otherwise() -> None:
+    os.write(int(sys.argv[1]), b'{"job": "a", "cached": false, "capture_s": {"x": 1}}\n')
+    time.sleep(1000)
+
+
 def stops_answering() -> None:
     os.close(int(sys.argv[1]))
     time.sleep(1000)

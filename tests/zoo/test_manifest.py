@@ -6,6 +6,8 @@ import pytest
 
 from fxlib.zoo import Manifest, ManifestError, read_manifest
 
+HUGE = ", ".join(f"a{n} = [1, 2]" for n in range(40))
+
 
 def read(folder: Path, text: str) -> Manifest:
     path = folder / "zoo.toml"
@@ -84,6 +86,9 @@ TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
         ('[[model]]\nfile = "a"\nworkload = {inputs = "8"}\nmatrix = {batch_size = [1]}\n', 3, "inputs is a list"),
         ('[[model]]\nfile = "a"\nworkload = {inputs = [""]}\nmatrix = {batch_size = [1]}\n', 4, "no input has a size"),
         ('[[model]]\nfile = "none*.fxg"\n', 2, "no file matches 'none*.fxg'"),
+        ('[[model]]\nfile = "**a.fxg"\n', 2, "'**a.fxg' is no pattern of files beside the manifest"),
+        ('[[model]]\nfile = "/srv/*.fxg"\n', 2, "'/srv/*.fxg' is no pattern of files beside the manifest"),
+        (f'[[model]]\nfactory = "m:f"\nmatrix = {{{HUGE}}}\n', 3, "1099511627776 entries are more than 10000"),
         ('[[model]]\nfactory = "m:f"\nname = "{nett}"\nmatrix = {net = ["a"]}\n', 3, "It may hold {net}, {file}."),
         ('[[model]]\nfactory = "m:f"\nname = "{net.__class__}"\nmatrix = {net = ["a"]}\n', 3, "cannot be filled in"),
         ('[[model]]\nfactory = "m:f"\n[[model]]\nfactory = "n:f"\n', 4, "two models are called 'f'"),

@@ -38,6 +38,8 @@ HOSTILE = {
     "hangs": ("TIME", "the time for it passed while making the model"),
     "eats": ("MEMORY", "allocate"),
     "writes_nonsense": ("ANSWER", "the process wrote no answer"),
+    "nests": ("ANSWER", "the process wrote no answer"),
+    "answers_otherwise": ("ANSWER", "an answer of another form"),
     "stops_answering": ("CRASHED", "the process stopped answering while making the model"),
     "raises": ("MODEL", "KeyError: 'no such weights'"),
     "needs_a_gpu": ("DEVICE", "it needs a device that this machine has not; have it made on the CPU"),
