@@ -20,6 +20,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -187,7 +188,8 @@ class Application(Generic[C]):
                 it.
             SystemExit: the command line cannot be read, or asks only for help or for the options in force.
         """
-        parsed = vars(self._parser().parse_args(arguments))
+        parser = _parser(self, os.environ.get(STARTED_AS, self.program))
+        parsed = vars(parser.parse_args(arguments))
         print_options, file = parsed.pop("print-options"), parsed.pop("config") or environment.get(CONFIG)
         given = self._from_file(Path(file)) if file else {}
         given |= self._from_environment(environment)
@@ -213,40 +215,6 @@ class Application(Generic[C]):
     def _variable(self, declared: Option) -> str:
         return declared.variable or f"FXLIB_{self.command}_{declared.name}".upper().replace("-", "_")
 
-    def _parser(self) -> argparse.ArgumentParser:
-        parser = argparse.ArgumentParser(
-            prog=os.environ.get(STARTED_AS, self.program),
-            description=self.description,
-            epilog=f"Each option may be given by an environment variable (FXLIB_{self.command.upper()}_...) and in the "
-            f"table [{self.command}] of a TOML file, too; docs/reference/options.md names them.",
-            allow_abbrev=False,
-            argument_default=argparse.SUPPRESS,
-        )
-        add = parser.add_argument
-        add("--config", metavar="FILE", default=None, help=f"TOML file with options (default: what {CONFIG} says)")
-        add(
-            "--print-options",
-            dest="print-options",
-            action="store_true",
-            default=False,
-            help="print the options in force as JSON, and where each comes from, and end",
-        )
-        for declared, _, default in self.options():
-            meaning = f"{declared.meaning} (default: {default})" if default else declared.meaning
-            meaning, flag = meaning.replace("%", "%%"), f"--{declared.name}"
-            if declared.kind is None:
-                add(flag, dest=declared.name, action=argparse.BooleanOptionalAction, help=meaning)
-            else:
-                add(
-                    flag,
-                    dest=declared.name,
-                    metavar=declared.kind.metavar,
-                    action="append" if declared.repeatable else "store",
-                    type=_argument(declared.kind),
-                    help=f"{meaning}; repeatable" if declared.repeatable else meaning,
-                )
-        return parser
-
     def _from_environment(self, environment: Mapping[str, str]) -> dict[str, _Given]:
         found = {}
         for _, declared in _options(self.config):
@@ -271,6 +239,42 @@ class Application(Generic[C]):
         return {
             name: _given(known[name], value, _of_toml, f"{path}:{self.command}.{name}") for name, value in table.items()
         }
+
+
+@cache
+def _parser(application: Application[Any], program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=application.description,
+        epilog=f"Each option may be given by an environment variable (FXLIB_{application.command.upper()}_...) and in "
+        f"the table [{application.command}] of a TOML file, too; docs/reference/options.md names them.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", default=None, help=f"TOML file with options (default: what {CONFIG} says)")
+    add(
+        "--print-options",
+        dest="print-options",
+        action="store_true",
+        default=False,
+        help="print the options in force as JSON, and where each comes from, and end",
+    )
+    for declared, _, default in application.options():
+        meaning = f"{declared.meaning} (default: {default})" if default else declared.meaning
+        meaning, flag = meaning.replace("%", "%%"), f"--{declared.name}"
+        if declared.kind is None:
+            add(flag, dest=declared.name, action=argparse.BooleanOptionalAction, help=meaning)
+        else:
+            add(
+                flag,
+                dest=declared.name,
+                metavar=declared.kind.metavar,
+                action="append" if declared.repeatable else "store",
+                type=_argument(declared.kind),
+                help=f"{meaning}; repeatable" if declared.repeatable else meaning,
+            )
+    return parser
 
 
 def _options(config: type[DataclassInstance]) -> Iterator[tuple[Field[Any], Option]]:

@@ -169,9 +169,14 @@ def function_name(function: object) -> str | None:
 
 def registered() -> Mapping[str, Function]:
     """Return the operators of the call kinds that this process registered beyond the library's own, by label."""
-    own = {each for name, each in functions().items() if name.startswith("fxlib.runtime.")}
+    own = _own()
     found = (each for kind in calls.kinds() for each in kind.operators)
     return {f"{each.__module__}.{each.__qualname__}": each for each in found if each not in own}
+
+
+@cache
+def _own() -> frozenset[Function]:
+    return frozenset(each for name, each in functions().items() if name.startswith("fxlib.runtime."))
 
 
 @cache

@@ -362,11 +362,15 @@ def _made(kind: type[T], told: Mapping[str, Any]) -> T:
     Raises:
         TypeError: a field is missing or unknown, or a value is of another type than the field's.
     """
+    _check(kind, told)
+    return kind(**told)
+
+
+def _check(kind: type, told: Mapping[str, Any]) -> None:
     types = _TYPES[kind]
     for name, value in told.items():
         if name in types and not _fits(value, types[name]):
             raise TypeError(f"{name} is {value!r}")
-    return kind(**told)
 
 
 _TYPES: Final[Mapping[type, Mapping[str, Any]]] = {kind: get_type_hints(kind) for kind in (Row, Replica, Estimate, _About)}
@@ -386,8 +390,8 @@ def _replica(told: Mapping[str, Any]) -> Replica:
     if not all(isinstance(each, str) for pair in where.items() for each in pair):
         raise TypeError(f"where is {where!r}")
     plain = {name: value for name, value in told.items() if name not in ("where", "gain")}
-    found = _made(Replica, {**plain, "where": where})
-    return replace(found, gain=None if gain is None else _made(Estimate, gain))
+    _check(Replica, plain)
+    return Replica(where=where, gain=None if gain is None else _made(Estimate, gain), **plain)
 
 
 def _dependencies(told: Mapping[str, Any]) -> Dependencies:
