@@ -373,7 +373,9 @@ def _check(kind: type, told: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} is {value!r}")
 
 
-_TYPES: Final[Mapping[type, Mapping[str, Any]]] = {kind: get_type_hints(kind) for kind in (Row, Replica, Estimate, _About)}
+_TYPES: Final[Mapping[type, Mapping[str, Any]]] = {
+    kind: get_type_hints(kind) for kind in (Row, Replica, Estimate, _About)
+}
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -25,7 +25,8 @@ FOLDER = Path("build/fuzz")
 NAMES = (
     *("graphs", "answers", "messages", "recipes", "requests", "weights", "batches", "graph-files", "profile-files"),
     *("device-files", "policy-files", "serve-settings", "worker-settings", "token-files", "headers", "refusals"),
-    *("arguments", "lines"),
+    *("arguments", "lines", "trial-answers", "fork-messages", "model-lines", "manifests", "rows", "table-files"),
+    "visits",
 )
 """The targets' names, which are known before torch is imported; a test holds them to the targets."""
 _LONGEST = 65_536

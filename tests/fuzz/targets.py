@@ -5,54 +5,47 @@ The input of a target is bytes. Where a target reads protobuf messages, the firs
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import socket
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import grpc
 import torch
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
 from torch import nn
 
 import fxlib
 from fxlib import protocol, wire
-from fxlib.cli import inspection as graph_arguments
 from fxlib.cli import jobs as jobs_command
 from fxlib.cli import listings as passes_command
-from fxlib.cli import options as arguments
 from fxlib.cli.printing import say
 from fxlib.client.answer_policy import screen
-from fxlib.client.connection import understand
 from fxlib.client.watch_job import sentence
 from fxlib.errors import FxlibError
-from fxlib.inspection.device import FOLDER, load_device
-from fxlib.profiling.file import MARK as PROFILE_MARK
-from fxlib.profiling.file import load_profile
 from fxlib.render import page, timelines_of
 from fxlib.spec.report import render
-from fxlib.utils.local_service import read_token
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workers_pb2, workload_pb2
 from fxlib.wire import modules, targets
 from fxlib.wire import targets as allowed
-from fxlib_service import config as service_config
 from fxlib_service import content_checks, convert, field_checks
-from fxlib_service.authentication import Authenticator, Proof
 from fxlib_service.errors import ServiceError
-from fxlib_service.policy import Policy
-from fxlib_workers import config as worker_config
-from fxlib_workers.process.child import Channel
 from tests.client.models import Clicks
+from tests.fuzz.connections import CONNECTIONS
+from tests.fuzz.files import FILES
 from tests.fuzz.messages import TEXTS
-from tests.fuzz.target import Scratch, Target, drawn, of_messages, same
+from tests.fuzz.target import (
+    Target,
+    check_line,
+    drawn,
+    folder,
+    framed,
+    of_file,
+    of_messages,
+    same,
+    with_frames,
+    words_of_json,
+)
 from tests.protocol import strategies as some
 from tests.service import support
 from tests.wire.test_fuzz import seeds as graphs
@@ -141,10 +134,10 @@ def _weights() -> list[bytes]:
 
 
 def _saved() -> list[bytes]:
-    folder = Path(tempfile.mkdtemp())
-    fxlib.save(torch.fx.symbolic_trace(nn.Linear(2, 2)), folder / "a.fxg")
-    fxlib.save(fxlib.capture(Clicks()), folder / "b.fxg", weights=False)
-    return [(folder / name).read_bytes() for name in ("a.fxg", "b.fxg")]
+    place = folder()
+    fxlib.save(torch.fx.symbolic_trace(nn.Linear(2, 2)), place / "a.fxg")
+    fxlib.save(fxlib.capture(Clicks()), place / "b.fxg", weights=False)
+    return [(place / name).read_bytes() for name in ("a.fxg", "b.fxg")]
 
 
 # ----------------------------------------------------------------------------------------------------------- messages
@@ -159,7 +152,7 @@ def _read_workload(message: workload_pb2.Workload) -> None:
 
 def _read_job(message: jobs_pb2.Job) -> None:
     job = same(message, protocol.job_from_proto, protocol.job_to_proto)
-    _check_line("  ".join(jobs_command._row(job)))
+    check_line("  ".join(jobs_command._row(job)))
     json.loads(json.dumps(jobs_command._facts(job)))
     if job.report is not None:
         _check_shown(render(job.report))
@@ -178,16 +171,12 @@ def _scripts() -> int:
 
 
 def _read_event(message: jobs_pb2.JobEvent) -> None:
-    _check_line(sentence(same(message, protocol.event_from_proto, protocol.event_to_proto)))
-
-
-def _check_line(text: str) -> None:
-    assert text.isprintable(), f"what a terminal shows steers it: {text!r}"
+    check_line(sentence(same(message, protocol.event_from_proto, protocol.event_to_proto)))
 
 
 def _check_shown(text: str) -> None:
     for line in text.split("\n"):
-        _check_line(line.replace("\t", " "))
+        check_line(line.replace("\t", " "))
 
 
 def _read_passes(message: jobs_pb2.ListPassesResponse) -> None:
@@ -293,7 +282,7 @@ def _check_request(request: jobs_pb2.OptimizeRequest) -> None:
 def _check_complete(request: workers_pb2.CompleteRequest) -> None:
     content_checks.check_result(request.result, protocol.trial_to_proto(fxlib.TrialOptions()))
     field_checks.check_failure(request.failure.code)
-    _check_line(field_checks.clip(request.failure.message))
+    check_line(field_checks.clip(request.failure.message))
 
 
 def _check_listing(request: jobs_pb2.ListJobsRequest) -> None:
@@ -330,259 +319,25 @@ def _requests() -> list[Message]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Headers:
-    """A call whose headers say this."""
+_MESSAGE_TARGETS = (
+    of_messages("graphs", {graph_pb2.Graph: read_graph}, _graphs, words=names_on_lists),
+    of_messages("answers", {graph_pb2.Graph: read_answer}, _answers, words=names_on_lists),
+    of_messages("messages", _MESSAGES, _messages, words=_words_of_messages),
+    of_messages("recipes", {jobs_pb2.Recipe: _read_recipe}, _recipes, words=names_on_lists),
+    of_messages("requests", _REQUESTS, _requests, words=_words_of_messages, refusals=(FxlibError, ServiceError)),
+    Target(
+        name="weights",
+        read=lambda data: read_weights(framed(data)),
+        seeds=lambda: with_frames(_weights()),
+        words=words_of_json,
+    ),
+    Target(
+        name="batches",
+        read=lambda data: protocol.batch_from_bytes(framed(data), "a"),
+        seeds=lambda: with_frames([protocol.batch_to_bytes(each) for each in drawn(some.batches)]),
+        words=words_of_json,
+    ),
+    of_file("graph-files", lambda path: fxlib.load(path, limits=LIMITS), _saved),
+)
 
-    value: str
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
-
-    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        return {"peer_dns": [self.value.encode("utf-8", "replace")]}
-
-    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        return [("authorization", self.value)]
-
-
-def _read_header(data: bytes) -> None:
-    Authenticator(owner_tokens=frozenset({"0" * 64})).caller(Proof.of(_Headers(data.decode("ascii", "ignore"))))
-
-
-class _Refused(grpc.RpcError, grpc.Call):
-    """A failed call whose service says this."""
-
-    def __init__(self, data: bytes) -> None:
-        self._code = list(grpc.StatusCode)[data[0] % 17] if data else grpc.StatusCode.UNKNOWN
-        self._details = data[1:].decode("utf-8", "replace")
-        self._trailers = (("grpc-status-details-bin", data[1:]),)
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-    def trailing_metadata(self) -> Any:
-        return self._trailers
-
-    def initial_metadata(self) -> Any: ...
-    def is_active(self) -> bool:
-        return False
-
-    def time_remaining(self) -> Any: ...
-    def cancel(self) -> Any: ...
-    def add_callback(self, callback: Any) -> bool:
-        return False
-
-
-def _read_refusal(data: bytes) -> None:
-    failure = understand(_Refused(data))
-    _check_line(str(failure.error("a")).replace("\n", "?") if not failure.message.isprintable() else failure.message)
-    assert failure.message.isprintable()
-    assert failure.may_pass in (True, False)
-
-
-def _refusals() -> list[bytes]:
-    found = []
-    for code in (8, 14):
-        status = status_pb2.Status(code=code, message="\x00")
-        for detail in (
-            error_details_pb2.ErrorInfo(reason="QUEUE_FULL", metadata={"namespace": "ads"}),
-            error_details_pb2.RetryInfo(),
-        ):
-            status.details.add().Pack(detail)
-        status.details[1].value = b"\x0a\x02\x08\x05"
-        found.append(bytes([list(grpc.StatusCode).index(_status(code))]) + status.SerializeToString())
-    return found
-
-
-def _status(code: int) -> grpc.StatusCode:
-    return next(each for each in grpc.StatusCode if each.value[0] == code)
-
-
-# --------------------------------------------------------------------------------------------- files and command lines
-
-
-def of_file(name: str, read: Callable[[Path], object], seeds: Callable[[], Sequence[bytes]], **more: Any) -> Target:
-    """Make a target that reads a file."""
-    scratch = Scratch(name)
-    return Target(name=name, read=lambda data: read(scratch.holding(data)), seeds=seeds, **more)
-
-
-def _framed(data: bytes) -> bytes:
-    """Return a file of safetensors: the input as it is, or, behind a zero, one whose header has the length it says."""
-    if data[:1] != b"\0":
-        return data
-    header, _, values = data[1:].partition(b"\0")
-    return len(header).to_bytes(8, "little") + header + values
-
-
-def _unframed(data: bytes) -> bytes:
-    length = int.from_bytes(data[:8], "little")
-    return b"\0" + data[8 : 8 + length] + b"\0" + data[8 + length :]
-
-
-def _with_frames(files: Sequence[bytes]) -> list[bytes]:
-    return [*files, *map(_unframed, files)]
-
-
-def _devices() -> list[bytes]:
-    return [path.read_bytes() for path in FOLDER.glob("*.toml")]
-
-
-def _policies() -> list[bytes]:
-    digest = "ab" * 32
-    return [
-        f'share_results = true\n[principals.ads]\nrole = "client"\nnamespace = "ads"\ntokens_sha256 = ["{digest}"]\n'
-        "[quota]\nqueued_jobs = 3\n[namespaces.ads]\ntrial_seconds = 1.5\n".encode(),
-        b'[principals.op]\nrole = "operator"\ncertificates = ["dns:a.example.org", "uri:spiffe://a/b"]\n',
-    ]
-
-
-def _read_serve_settings(path: Path) -> None:
-    service_config.APPLICATION.read(["--config", str(path)], {})
-
-
-def _read_worker_settings(path: Path) -> None:
-    worker_config.APPLICATION.read(["--config", str(path)], {})
-
-
-def _tables(command: str, application: Any) -> Callable[[], list[bytes]]:
-    def seeds() -> list[bytes]:
-        names = [declared.name for declared, _, _ in application.options()]
-        half = len(names) // 2
-        return [
-            f"[{command}]\n{''.join(f'{name} = {value}{chr(10)}' for name in chosen)}".encode()
-            for value in ("1", "0.5", "true", '"127.0.0.1:1"', '["a", "b"]')
-            for chosen in (names[:half], names[half:], names[:1])
-        ] + [f"[{command}]\n{name} = {value}\n".encode() for name in names for value in ("2", '"/a"', "true")]
-
-    return seeds
-
-
-def _read_arguments(data: bytes) -> None:
-    text = data.decode("utf-8", "surrogateescape")  # as Python reads a command line
-    for read in _ARGUMENTS:
-        try:
-            read(text)
-        except (FxlibError, ValueError, argparse.ArgumentTypeError):
-            continue
-
-
-def _options_of(application: Any) -> list[Callable[[str], object]]:
-    return [declared.kind.read for declared, _, _ in application.options() if declared.kind is not None]
-
-
-_ARGUMENTS: list[Callable[[str], object]] = [
-    arguments.step,
-    arguments.label,
-    graph_arguments._input,
-    service_config.Address.parse,
-    *_options_of(service_config.APPLICATION),
-    *_options_of(worker_config.APPLICATION),
-]
-
-
-class _Line:
-    """A worker's end of a channel, into which a child writes."""
-
-    def __init__(self) -> None:
-        self._theirs, ours = socket.socketpair()
-        self._channel = Channel(ours)
-
-    def read(self, data: bytes) -> None:
-        self._theirs.sendall(data[:4096].replace(b"\n", b" ") + b"\n")
-        self._channel.receive(5.0)
-
-
-def _lines() -> list[bytes]:
-    return [
-        json.dumps({"phase": "qps", "message": "block 3 of 12", "progress": 0.25}).encode(),
-        json.dumps({"done": True, "error": None, "more": ["a", {"b": [1.5, -2]}]}).encode(),
-    ]
-
-
-def _silently(read: Callable[[Path], object]) -> Callable[[Path], object]:
-    def reading(path: Path) -> object:
-        with redirect_stderr(io.StringIO()):
-            return read(path)
-
-    return reading
-
-
-def _words_of_toml() -> tuple[str, ...]:
-    more = ("[", "]", "=", "[[a]]", "{a=1}", "inf", "nan", "0x1f", "1979-05-27T07:32:00Z", "a.b.c = 1\n")
-    return (*TEXTS, *more)
-
-
-def _words_of_json() -> tuple[str, ...]:
-    safetensors = ('"__metadata__"', '"dtype":"F32"', '"shape":[2,2]', '"data_offsets":[0,16]')
-    return (*TEXTS, "{", "}", "[" * 50, "1e999", "NaN", "null", *safetensors)
-
-
-_REQUEST_ERRORS = (FxlibError, ServiceError)
-
-TARGETS: Mapping[str, Target] = {
-    each.name: each
-    for each in (
-        of_messages("graphs", {graph_pb2.Graph: read_graph}, _graphs, words=names_on_lists),
-        of_messages("answers", {graph_pb2.Graph: read_answer}, _answers, words=names_on_lists),
-        of_messages("messages", _MESSAGES, _messages, words=_words_of_messages),
-        of_messages("recipes", {jobs_pb2.Recipe: _read_recipe}, _recipes, words=names_on_lists),
-        of_messages("requests", _REQUESTS, _requests, words=_words_of_messages, refusals=_REQUEST_ERRORS),
-        Target(
-            name="weights",
-            read=lambda data: read_weights(_framed(data)),
-            seeds=lambda: _with_frames(_weights()),
-            words=_words_of_json,
-        ),
-        Target(
-            name="batches",
-            read=lambda data: protocol.batch_from_bytes(_framed(data), "a"),
-            seeds=lambda: _with_frames([protocol.batch_to_bytes(each) for each in drawn(some.batches)]),
-            words=_words_of_json,
-        ),
-        of_file("graph-files", lambda path: fxlib.load(path, limits=LIMITS), _saved),
-        of_file(
-            "profile-files",
-            load_profile,
-            lambda: [
-                PROFILE_MARK + protocol.profile_to_proto(each).SerializeToString() for each in drawn(some.profiles)
-            ],
-        ),
-        of_file("device-files", load_device, _devices, words=_words_of_toml),
-        of_file("policy-files", Policy.read, _policies, words=_words_of_toml, refusals=_REQUEST_ERRORS),
-        of_file(
-            "serve-settings",
-            _silently(_read_serve_settings),
-            _tables("serve", service_config.APPLICATION),
-            words=_words_of_toml,
-        ),
-        of_file(
-            "worker-settings",
-            _silently(_read_worker_settings),
-            _tables("worker", worker_config.APPLICATION),
-            words=_words_of_toml,
-        ),
-        of_file("token-files", read_token, lambda: [b"secret-token\n", b"a" * 4097]),
-        Target(
-            name="headers",
-            read=_read_header,
-            seeds=lambda: [b"Bearer secret", b"bearer ", b"Basic abc"],
-            refusals=(ServiceError,),
-        ),
-        Target(name="refusals", read=_read_refusal, seeds=_refusals),
-        Target(
-            name="arguments",
-            read=_read_arguments,
-            seeds=lambda: [
-                *(b"split_calls:nested=[1,2],a=b", b"2x3x224x224:int64", b"127.0.0.1:8470", b"[::1]:80", b"a=b"),
-                *(b"1.5", b"12", b"host:port:1"),
-            ],
-            words=lambda: (*TEXTS, "[" * 60, "x", ":", "=", ",", "int64", "0x", "99999999999", "e308", "inf", "nan"),
-        ),
-        Target(name="lines", read=_Line().read, seeds=_lines, words=_words_of_json, refusals=(ValueError,)),
-    )
-}
+TARGETS: Mapping[str, Target] = {each.name: each for each in (*_MESSAGE_TARGETS, *FILES, *CONNECTIONS)}
