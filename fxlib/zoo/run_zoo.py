@@ -365,7 +365,7 @@ class _ModelProcess:
 def _read(line: bytearray) -> dict[str, Any]:
     """Return a line of the process, or the failure that it is: the model may write what it likes."""
     try:
-        message = json.loads(line)
+        message = json.loads(line.decode())
     except (ValueError, RecursionError):
         message = None
     return message if isinstance(message, dict) else {"failed": "ANSWER", "message": "the process wrote no answer"}

@@ -75,7 +75,7 @@ def _problem(event: str, args: tuple[Any, ...]) -> str:
     if event == "compile":
         return _compiled(*args)
     if event.startswith(_REFUSED) and event not in _HARMLESS:
-        return f"{event}{args[:1]}"
+        return f"{event}{args[:1]}"[:400]
     return ""
 
 

@@ -129,6 +129,12 @@ def test_nothing_but_an_answer_or_a_refusal_comes_of_any_message(method: str, ki
         assert str(refused) or kind == "failed"  # noqa: PT017 - which of the two it is, is chance
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le"])
+def test_json_in_another_encoding_is_malformed(encoding: str) -> None:
+    with pytest.raises(MalformedAnswerError, match="not JSON"):
+        read_answer("join", '{"answer": null}'.encode(encoding))
+
+
 @given(st.binary(max_size=50))
 def test_bytes_that_are_no_message_are_malformed(message: bytes) -> None:
     with pytest.raises(MalformedAnswerError):

@@ -116,7 +116,7 @@ class ForkServer:
     def _heard(self, data: bytes) -> str:
         """Note a message, and return why the fork server ends, if it says so, or if it is none of its messages."""
         try:
-            message = json.loads(data)
+            message = json.loads(data.decode())
         except (ValueError, RecursionError):
             return _MALFORMED
         match message:

@@ -79,7 +79,7 @@ def read_answer(method: str, message: bytes) -> object:
         ProcessFailureError: the process's own code raised.
     """
     try:
-        found = json.loads(message)
+        found = json.loads(message.decode())  # bytes may be of any encoding that json guesses
     except (ValueError, RecursionError) as error:
         raise MalformedAnswerError(f"it is not JSON: {type(error).__name__}") from error
     if not isinstance(found, dict) or len(found) != 1:
