@@ -36,7 +36,8 @@ _MODULES: dict[type[nn.Module], str] = {
     nn.ConvTranspose2d: "conv_transpose2d",
     nn.ConvTranspose3d: "conv_transpose3d",
 }
-_FUNCTIONS = {getattr(F, name): name for name in _MODULES.values()}
+FUNCTIONS = {getattr(F, name): name for name in _MODULES.values()}
+"""The functions that such modules stand for, and their names."""
 _OVERLOADS = re.compile(r"aten::(linear|convolution|conv[123]d|conv_transpose[123]d)$")
 
 Rank = int | Node
@@ -135,7 +136,7 @@ def _name(target: object) -> str | None:
         found = _OVERLOADS.match(target._schema.name)
         return found[1] if found is not None else None
     try:
-        return _FUNCTIONS.get(target)
+        return FUNCTIONS.get(target)
     except TypeError:  # not hashable
         return None
 

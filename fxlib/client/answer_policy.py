@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.analysis.effects.resources import COLLECTIVES, ServerState, contract_of_call, destination, states_of
 from fxlib.analysis.operators.arguments import operator_of
+from fxlib.client.answer_operators import check_draws, check_operators, is_of_form
 from fxlib.client.own_objects import CALLS, held_uses
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.errors import WireError
+from fxlib.passes import GraphPass
 from fxlib.runtime import bounds, functions, int8, is_call, is_issue, is_wait, kind_of
 from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.ops import create
@@ -76,7 +77,7 @@ def limits_of_answer(original: GraphModule, sent_bytes: int, seconds: float = ma
     )
 
 
-def screen(answer: GraphModule, original: GraphModule, *, passes: Collection[str] = ()) -> None:
+def screen(answer: GraphModule, original: GraphModule, *, passes: Sequence[GraphPass] | None = ()) -> None:
     """Check that an answer is called as the original is, and that it speaks to nobody to whom the original does not.
 
     All graphs of the module tree are looked at. A server, or the RRef that leads to it, must be a constant of the
@@ -86,8 +87,14 @@ def screen(answer: GraphModule, original: GraphModule, *, passes: Collection[str
     with the same constants. Code of the launcher's own that is on
     no list (opaque) must be called with just what the original gives it, and objects of the launcher's own, which
     attributes hold or such code returns, are used only as the original uses them. What other ranks take part in keeps
-    its order, and so do changes of grad mode and autocast. Layers run on int8 weights, and nodes are handed to a
-    compiler, only where one of the recipe's `passes`, by name, does that, or the original has it so.
+    its order, and so do changes of grad mode and autocast. Its operators, and the random numbers that it draws, are
+    those of the original, but for what passes of the recipe declare. Nodes are handed to a compiler only where one of
+    the passes does that, or the original has it so.
+
+    Args:
+        answer: the rewritten graph.
+        original: the graph that was sent.
+        passes: those of the recipe that was asked for; None: nobody here knows them.
 
     Raises:
         WireError: it takes other arguments, or does something that the original does not.
@@ -98,10 +105,11 @@ def screen(answer: GraphModule, original: GraphModule, *, passes: Collection[str
             raise WireError(f"the rewritten graph has another {name!r} than the original", where="the answer")
     if _arguments(answer) != _arguments(original) or _packing(answer) != _packing(original):
         raise WireError("the rewritten graph takes other arguments than the original", where="the answer")
-    if "lower" not in passes and _has_parts(answer) and not _has_parts(original):
+    names = {each.name for each in passes or ()}
+    if "lower" not in names and _has_parts(answer) and not _has_parts(original):
         problem = "the rewritten graph names a compiler for some of its nodes, which the recipe does not"
         raise WireError(problem, where="the answer")
-    if "quantize" not in passes and _has_integers(answer) and not _has_integers(original):
+    if "quantize" not in names and _has_integers(answer) and not _has_integers(original):
         problem = "the rewritten graph has layers on int8 weights, which the recipe does not make"
         raise WireError(problem, where="the answer")
     numbers = Numbers()
@@ -120,6 +128,8 @@ def screen(answer: GraphModule, original: GraphModule, *, passes: Collection[str
         raise WireError(problem, where="the answer")
     _check_counts(answered, allowed)
     _check_order(answer, original, numbers)
+    check_operators(answer, original, passes)
+    check_draws(answer, original, passes)
     if _relies_on_values(answer, original, numbers):
         bounds.install()
 
@@ -426,27 +436,9 @@ def _check_counts(answer: _Interactions, original: _Interactions) -> None:
             problem = f"the rewritten graph leaves out that the original {original.words[key]}, and that may write"
             raise WireError(problem, where="the answer")
     for key, found in answer.arguments.items():
-        if not all(any(_is_of_form(each, other) for other in original.arguments.get(key, ())) for each in found):
+        if not all(any(is_of_form(each, other) for other in original.arguments.get(key, ())) for each in found):
             problem = f"the rewritten graph {answer.words[key]} with other arguments than the original"
             raise WireError(problem, where="the answer")
-
-
-def _is_of_form(value: Any, other: Any) -> bool:
-    """Whether an argument has the form of another one: its containers, its constants, and nodes where it has nodes."""
-    if isinstance(other, Node):
-        return isinstance(value, (Node, bool, int, float, complex))
-    if isinstance(other, (tuple, list)):
-        return isinstance(value, (tuple, list)) and len(value) == len(other) and all(map(_is_of_form, value, other))
-    if isinstance(other, Mapping):
-        return (
-            isinstance(value, Mapping)
-            and list(value) == list(other)
-            and all(_is_of_form(value[name], other[name]) for name in other)
-        )
-    if isinstance(other, slice):
-        parts = ("start", "stop", "step")
-        return isinstance(value, slice) and all(_is_of_form(getattr(value, at), getattr(other, at)) for at in parts)
-    return type(value) is type(other) and repr(value) == repr(other)
 
 
 def _runs(module: GraphModule, graphs: Mapping[str, GraphModule]) -> Counter[GraphModule]:

@@ -14,7 +14,7 @@ from fxlib import protocol, wire
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.client.variant_exchange import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
-from fxlib.passes import Quantize
+from fxlib.passes import GraphPass, Quantize
 from fxlib.passes.infra.base import Context
 from fxlib.recipes.recipes import RECIPES, PlanningRequest, Recipe
 from fxlib.runtime.backends import BACKENDS, installed
@@ -119,7 +119,8 @@ class Prepared:
 
     `marks` are the weights as they were when their values were sent, by name; empty if none were. `ran`: the model ran
     on a sample in this process. `variants` are those of the workload that are part of the question, and `declined` says
-    why the others are not, both by name. `passes`: the names of those of the recipe.
+    why the others are not, both by name. `passes` are those of the recipe; None: nobody
+    here knows them.
     """
 
     captured: GraphModule
@@ -130,7 +131,7 @@ class Prepared:
     ran: bool = False
     variants: Mapping[str, PreparedVariant] = field(default_factory=dict)
     declined: Mapping[str, Report] = field(default_factory=dict)
-    passes: frozenset[str] = frozenset()
+    passes: tuple[GraphPass, ...] | None = ()
 
 
 def captured_of(model: Model, workload: Workload) -> GraphModule:
@@ -198,7 +199,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         marks=marks,
         variants=variants,
         declined=declined,
-        passes=frozenset(protocol.passes_of(question.recipe)),
+        passes=protocol.passes_of(question.recipe),
     )
 
 
@@ -211,8 +212,8 @@ def calibrated(captured: GraphModule, workload: Workload, question: Question) ->
     Raises:
         PassError: a pass does not apply.
     """
-    passes = RECIPES["int8"].passes if protocol.is_auto(question.recipe) else protocol.steps_of(question.recipe)
-    place, step = next(((i, each) for i, each in enumerate(passes) if isinstance(each, Quantize)), (0, None))
+    passes = RECIPES["int8"].passes if protocol.is_auto(question.recipe) else protocol.passes_of(question.recipe)
+    place, step = next(((i, each) for i, each in enumerate(passes or ()) if isinstance(each, Quantize)), (0, None))
     if step is None or workload.spec is None or not workload.calibration:
         return workload
     if protocol.is_auto(question.recipe) and question.max_relative_error <= _TRIAL.max_relative_error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import GraphModule
@@ -14,6 +14,7 @@ from fxlib.analysis.effects.resources import COLLECTIVES, function_name, speaks_
 from fxlib.capture.capture_variant import capture_variant, mode_of
 from fxlib.client.answer_policy import limits_of_answer, screen
 from fxlib.errors import FxlibError, FxlibWarning, WireError
+from fxlib.passes import GraphPass
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.data_parallel import described
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
@@ -71,7 +72,7 @@ def bind_variants(
     values: Mapping[str, bytes],
     *,
     seconds: float = math.inf,
-    passes: Collection[str] = (),
+    passes: Sequence[GraphPass] | None = (),
 ) -> tuple[dict[str, CapturedModule], dict[str, Report]]:
     """Bind what the service answered to the caller's own model; return graphs to run, and reports, by name.
 

@@ -25,7 +25,6 @@ from fxlib.protocol.recipe import (
     passes_that_need,
     recipe_from_proto,
     recipe_to_proto,
-    steps_of,
 )
 from fxlib.protocol.report import blob_from_proto, blob_to_proto, check_adoption, report_from_proto, report_to_proto
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
@@ -76,7 +75,6 @@ __all__ = [
     "spec_to_proto",
     "state_from_proto",
     "state_to_proto",
-    "steps_of",
     "trial_from_proto",
     "trial_to_proto",
     "value_from_proto",

@@ -63,27 +63,23 @@ def recipe_from_proto(proto: jobs_pb2.Recipe) -> recipes.Recipe:
 
 def passes_that_need(need: Need, recipe: RecipeLike) -> tuple[str, ...]:
     """Return the names of a recipe's passes that need, for example, the weights, as far as this library knows them."""
-    return tuple(step.name for step in steps_of(recipe) if need in step.needs)
+    steps = () if is_auto(recipe) else passes_of(recipe) or ()
+    return tuple(step.name for step in steps if need in step.needs)
 
 
-def passes_of(recipe: RecipeLike) -> tuple[str, ...]:
-    """Return the names of the passes of a recipe and its alternatives, as far as this library knows them."""
+def passes_of(recipe: RecipeLike) -> tuple[GraphPass, ...] | None:
+    """Return the passes of a recipe and of its alternatives; None if this library does not know them."""
     if is_auto(recipe):
-        return tuple({step.name: None for each in candidates(AUTO, backends=BACKENDS) for step in each.passes})
-    return tuple(step.name for step in steps_of(recipe))
+        return tuple(step for each in candidates(AUTO, backends=BACKENDS) for step in each.passes)
+    try:
+        return recipe_from_proto(recipe_to_proto(recipe)).passes
+    except PassError:  # a newer service may know what this library does not; if not, it says so
+        return None
 
 
 def is_auto(recipe: RecipeLike) -> bool:
     """Return whether a recipe is the one that tries the others."""
     return recipe == AUTO.name
-
-
-def steps_of(recipe: RecipeLike) -> tuple[GraphPass, ...]:
-    """Return the passes of a recipe, as far as this library knows them."""
-    try:
-        return recipe_from_proto(recipe_to_proto(recipe)).passes
-    except PassError:  # a newer service may know what this library does not; if not, it says so
-        return ()
 
 
 def _step_to_proto(step: PassLike) -> jobs_pb2.PassSpec:

@@ -14,7 +14,7 @@ from fxlib.errors import WireError
 from fxlib.runtime.ops import issue_call, remote_call, wait
 from fxlib.runtime.ops.collectives import collective
 from fxlib.spec.contract import Contract
-from tests.client.test_answer_policy import Build, ask, of
+from tests.client.test_answer_policy import SCHEDULE, Build, ask, of
 from tests.shared.process_group import process_group
 
 
@@ -141,7 +141,7 @@ _WRITES = Contract(writes=frozenset({"t"}))
 )
 def test_calls_that_may_write_stay_in_order(program: str, answer: str) -> None:
     with pytest.raises(WireError, match="makes calls that may write in another order"):
-        screen(writing(*answer.split()), writing(*program.split()))
+        screen(writing(*answer.split()), writing(*program.split()), passes=SCHEDULE)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_calls_that_may_write_stay_in_order(program: str, answer: str) -> None:
     ],
 )
 def test_calls_that_touch_nothing_of_each_other_may_move(program: str, answer: str) -> None:
-    screen(writing(*answer.split()), writing(*program.split()))
+    screen(writing(*answer.split()), writing(*program.split()), passes=SCHEDULE)
 
 
 def test_writes_stay_in_order_where_a_nested_graph_makes_them() -> None:

@@ -18,6 +18,7 @@ import fxlib
 from fxlib import ps, wire
 from fxlib.client.answer_policy import limits_of_answer, screen
 from fxlib.errors import LimitError, WireError
+from fxlib.recipes import recipes
 from fxlib.runtime import functions, is_wait
 from fxlib.runtime.ops import create, issue_batch, remote_call, track_gradient, wait_item
 from fxlib.spec.contract import Contract
@@ -27,6 +28,7 @@ from tests.client.models import Clicks
 from tests.shared.forked import printed
 
 Build = Callable[[Graph], Any]
+SCHEDULE = recipes.get("schedule").passes
 
 
 def of(build: Build, **children: nn.Module) -> GraphModule:
@@ -198,7 +200,7 @@ def test_a_call_that_may_write_is_not_left_out(contract: Contract | None) -> Non
 
 
 def test_a_call_may_travel_in_a_batch() -> None:
-    screen(of(lambda graph: batch(graph, "ps0")), of(lambda graph: ask(graph, "ps0")))
+    screen(of(lambda graph: batch(graph, "ps0")), of(lambda graph: ask(graph, "ps0")), passes=SCHEDULE)
 
 
 def test_a_push_that_a_contract_names_is_made_once_for_each_call() -> None:
@@ -212,7 +214,7 @@ def test_a_push_that_a_contract_names_is_made_once_for_each_call() -> None:
 
         return build
 
-    screen(of(pushed(1, "users")), of(pushed(0)))
+    screen(of(pushed(1, "users")), of(pushed(0)), passes=SCHEDULE)
     with pytest.raises(WireError, match="2 times, and the original 1 times"):
         screen(of(pushed(2, "users")), of(pushed(0)))
     with pytest.raises(WireError, match="with other arguments"):
@@ -305,14 +307,14 @@ class Own(nn.Module):
 @pytest.mark.parametrize("model", [Chain, Clicks, Own, Two])
 def test_a_rewritten_graph_passes(model: type[nn.Module]) -> None:
     captured = fxlib.capture(model())
-    screen(fxlib.optimize(captured), captured)
+    screen(fxlib.optimize(captured), captured, passes=SCHEDULE)
 
 
 def test_calls_that_a_rewrite_puts_into_a_batch_pass() -> None:
     captured = fxlib.capture(Two())
     rewritten = fxlib.optimize(captured)
     assert any(node.target is issue_batch for node in rewritten.graph.nodes)
-    screen(rewritten, captured)
+    screen(rewritten, captured, passes=SCHEDULE)
 
 
 @pytest.mark.parametrize("written", ["quantize", "quantize.default"])
@@ -328,7 +330,7 @@ def test_layers_on_int8_weights_come_from_a_recipe_that_makes_them(written: str)
     captured, answer = of(before), of(after)
     with pytest.raises(WireError, match="int8 weights, which the recipe does not make"):
         screen(answer, captured)
-    screen(answer, captured, passes={"quantize"})
+    screen(answer, captured, passes=recipes.get("int8").passes)
     screen(answer, answer)
 
 
@@ -413,7 +415,8 @@ def test_an_object_of_the_launcher_is_used_in_no_nested_graph() -> None:
 
 def test_tensor_code_may_use_what_the_launcher_s_own_code_returns() -> None:
     captured = holding()
-    screen(with_nodes(captured, lambda graph, _, result: graph.call_function(torch.relu, (result,))), captured)
+    more = with_nodes(captured, lambda graph, _, result: graph.call_function(torch.relu, (result,)))
+    screen(more, captured, passes=None)
 
 
 def test_other_tensors_beside_what_the_launcher_s_own_code_returns_may_be_computed_otherwise() -> None:
@@ -428,7 +431,7 @@ def test_other_tensors_beside_what_the_launcher_s_own_code_returns_may_be_comput
     for name, tensor in original.named_parameters():  # as decoding puts it on the launcher's own
         path, _, slot = name.rpartition(".")
         answer.get_submodule(path)._parameters[slot] = tensor
-    screen(answer, original)
+    screen(answer, original, passes=None)
 
 
 def test_what_is_behind_an_rref_is_not_fetched_by_its_method() -> None:
@@ -519,7 +522,7 @@ screen(bags(lambda graph, starts: starts), same)
 from fxlib.runtime import bounds
 assert not bounds.install.cache_info().currsize, "a launcher that runs its own pays nothing"
 answer = bags(lambda graph, starts: graph.call_function(torch.mul, (starts, 1 << 40)))
-screen(answer, same)
+screen(answer, same, passes=None)
 same(*given)
 try:
     answer(*given)

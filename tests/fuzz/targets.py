@@ -23,6 +23,7 @@ from fxlib.cli.printing import say
 from fxlib.client.answer_policy import screen
 from fxlib.client.watch_job import sentence
 from fxlib.errors import FxlibError
+from fxlib.recipes import recipes
 from fxlib.render import page, timelines_of
 from fxlib.spec.report import render
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workers_pb2, workload_pb2
@@ -107,7 +108,7 @@ def _original() -> _Original:
 def read_answer(graph: graph_pb2.Graph) -> None:
     own = _original()
     parameters = [parameter.data_ptr() for parameter in own.module.parameters()]
-    screen(wire.decode(graph, root=own.module, limits=LIMITS), own.module)
+    screen(wire.decode(graph, root=own.module, limits=LIMITS), own.module, passes=recipes.get("training").passes)
     assert [parameter.data_ptr() for parameter in own.module.parameters()] == parameters
 
 

@@ -35,7 +35,7 @@ def check(seed: int) -> int:
     """Compare one program with its schedule under several adversaries; return how many of its calls moved."""
     program = random_program(seed)
     rewrite = recipes.apply(program.module)
-    screen(rewrite.module, program.module)  # a launcher takes it
+    screen(rewrite.module, program.module, passes=recipes.get("schedule").passes)  # a launcher takes it
     expected = outcome(program, program.module, simulated(7))
     for adversary in ADVERSARIES:
         found = differences(expected, outcome(program, rewrite.module, simulated(adversary)))

@@ -23,7 +23,9 @@ from fxlib.analysis.cost.costs import Costs
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
+from fxlib.analysis.operators.called import called_in
 from fxlib.errors import PassError
+from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
 from fxlib.reasons import Declined
 from fxlib.runtime.ops.batches import is_batch, waits_of
 from fxlib.runtime.ops.calls import is_issue, is_wait
@@ -144,12 +146,18 @@ class GraphPass(ABC):
     name: ClassVar[str]
     preserves: ClassVar[Preserves]
     needs: ClassVar[frozenset[Need]]
+    introduces: ClassVar[Introduced]
     version: ClassVar[str]
 
     @property
     def promise(self) -> Preserves:
         """The guarantee that this pass gives with its present options."""
         return self.preserves
+
+    @property
+    def may_introduce(self) -> Introduced:
+        """What this pass may put into a program with the options that it has."""
+        return self.introduces
 
     @abstractmethod
     def run(self, module: GraphModule, context: Context) -> PassResult:
@@ -194,6 +202,7 @@ class GraphPass(ABC):
             changes=result.changes,
             may_change_weights="weights" in self.needs,
             same_effects=self.promise == "bitwise",
+            introduces=self.may_introduce,
         )
         if broken:
             raise PassError(broken, where=self.name, hint="This is a bug in the pass.")
@@ -231,9 +240,21 @@ class PassRun:
 
 
 def register_pass(
-    name: str, *, preserves: Preserves, needs: frozenset[Need] = frozenset(), version: str = "1"
+    name: str,
+    *,
+    preserves: Preserves,
+    needs: frozenset[Need] = frozenset(),
+    introduces: Introduced = ANY_PLAIN_WORK,
+    version: str = "1",
 ) -> Callable[[type[PassClass]], type[PassClass]]:
-    """Declare a pass and register it under `name`; `version` changes whenever its output may.
+    """Declare a pass and register it under `name`.
+
+    Args:
+        name: the pass's name, under which recipes find it.
+        preserves: how its results compare with those of what it was given.
+        needs: what it cannot do without.
+        introduces: what it may call that the program does not; a launcher refuses everything else in an answer.
+        version: changes whenever its output may.
 
     Raises:
         PassError: another pass has the name.
@@ -243,6 +264,7 @@ def register_pass(
         if name in REGISTRY:
             raise PassError(f"another pass is called {name!r}", where=f"{cls.__module__}.{cls.__qualname__}")
         cls.name, cls.preserves, cls.needs, cls.version = name, preserves, frozenset(needs), version
+        cls.introduces = introduces
         _take_context(cls)
         REGISTRY[name] = made = dataclass(frozen=True, kw_only=True)(cls)
         return made
@@ -281,6 +303,8 @@ class Invariants:
     """Names of the calls that are issued and never waited for, sorted."""
     sequences: tuple[tuple[str, ...], tuple[str, ...]]
     """Random operators and fences, each kind in its order."""
+    operators: frozenset[str]
+    """Names of what the program calls."""
     nodes: list[tuple[object, ...]]
 
     @classmethod
@@ -307,6 +331,7 @@ class Invariants:
             calls=tuple(sorted(calls)),
             unwaited=tuple(sorted(unwaited)),
             sequences=(tuple(random), tuple(fences)),
+            operators=called_in(module),
             nodes=_nodes(module),
         )
 
@@ -316,7 +341,15 @@ class Invariants:
             return self
         return Invariants.of(module)
 
-    def broken_by(self, after: Invariants, *, changes: int, may_change_weights: bool, same_effects: bool) -> str:
+    def broken_by(
+        self,
+        after: Invariants,
+        *,
+        changes: int,
+        may_change_weights: bool,
+        same_effects: bool,
+        introduces: Introduced = ANY_PLAIN_WORK,
+    ) -> str:
         """Return which rule the change from these invariants to `after` breaks; empty if none."""
         if after.signature != self.signature:
             return "the pass changed the module's inputs"
@@ -330,6 +363,9 @@ class Invariants:
             return f"a bitwise pass lost or added calls: {_listed(self.calls, after.calls)}"
         if same_effects and after.sequences != self.sequences:
             return "a bitwise pass lost, added or reordered random operators or opaque calls"
+        more = [] if introduces.plain else after.operators - self.operators
+        if undeclared := [name for name in more if not introduces.allows(name, self.operators)]:
+            return f"the pass put in what it does not declare: {', '.join(sorted(undeclared))}"
         return ""
 
 

@@ -10,12 +10,16 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
-from fxlib.analysis.layers import LinearLayer, functional
+from fxlib.analysis.layers import FUNCTIONS, LinearLayer, functional
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.submodules import submodule
 
 CHANNELS_LAST = "channels_last"
 """Key of a node's `meta`, true if a pass has put its value into this layout and knows where it must leave it."""
+
+LAYERS_AS_FUNCTIONS = Introduced.of(*FUNCTIONS, F.pad)
+"""The functions that `as_function` puts in."""
 
 FunctionCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """A function with its positional and keyword arguments."""

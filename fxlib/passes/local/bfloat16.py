@@ -15,14 +15,20 @@ from fxlib.analysis.layers import LinearLayer, Steadiness, is_relu, linear_layer
 from fxlib.analysis.operators.arguments import arguments_of, replace_arguments
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import model_position
-from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep
+from fxlib.passes.infra.folded_values import LAYERS_AS_FUNCTIONS, as_function, become, hold, read, sweep
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
 
 _VALUES: Final = ("val", "tensor_meta")
 """Keys of a node's `meta` that hold its value's dtype."""
 
 
-@register_pass("bfloat16", preserves="lossy", needs=frozenset({"weights", "eval_mode"}))
+@register_pass(
+    "bfloat16",
+    preserves="lossy",
+    needs=frozenset({"weights", "eval_mode"}),
+    introduces=LAYERS_AS_FUNCTIONS | Introduced.of("bfloat16", "float"),
+)
 class Bfloat16(GraphPass):
     """Run linear layers and convolutions on weights and inputs in bfloat16, with sums in float32.
 

@@ -28,7 +28,17 @@ from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.arguments import replace_arguments
 from fxlib.analysis.operators.schemas import OperatorFacts, attribute
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.folded_values import CHANNELS_LAST, as_function, become, hold, order_and_source, read, sweep
+from fxlib.passes.infra.folded_values import (
+    CHANNELS_LAST,
+    LAYERS_AS_FUNCTIONS,
+    as_function,
+    become,
+    hold,
+    order_and_source,
+    read,
+    sweep,
+)
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.guards.folded_weights import RANK
 from fxlib.runtime.submodules import submodule
@@ -37,7 +47,12 @@ _SHAPES = ("val", "tensor_meta")
 """Keys of metadata that hold strides."""
 
 
-@register_pass("channels_last", preserves="tolerance", needs=frozenset({"weights", "eval_mode"}))
+@register_pass(
+    "channels_last",
+    preserves="tolerance",
+    needs=frozenset({"weights", "eval_mode"}),
+    introduces=LAYERS_AS_FUNCTIONS | Introduced.of("clone", "contiguous"),
+)
 class ChannelsLast(GraphPass):
     """Put two-dimensional convolutions, and the operators between them, into the layout that their kernels prefer.
 

@@ -14,10 +14,11 @@ from fxlib.analysis.effects.node_kinds import Behaviours, Part
 from fxlib.analysis.effects.resources import Resource
 from fxlib.analysis.operators.arguments import frozen
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
 
 
-@register_pass("common_subexpressions", preserves="bitwise", version="2")
+@register_pass("common_subexpressions", preserves="bitwise", introduces=NOTHING, version="2")
 class CommonSubexpressions(GraphPass):
     """Let local work that repeats earlier work on the same values share its result.
 

@@ -7,9 +7,10 @@ from typing_extensions import override
 
 from fxlib.analysis.effects.node_kinds import Behaviours
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import NOTHING
 
 
-@register_pass("dead_code", preserves="bitwise", version="2")
+@register_pass("dead_code", preserves="bitwise", introduces=NOTHING, version="2")
 class DeadCode(GraphPass):
     """Delete unused local work that writes nothing and draws nothing.
 

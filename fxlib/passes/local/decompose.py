@@ -7,9 +7,9 @@ available by name, for users who cannot send functions. They take the operator's
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import getitem
 from typing import Any, TypeAlias
 
 import torch
@@ -27,6 +27,7 @@ from fxlib.analysis.operators.canonical import as_function
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import Replacements, model_position, splice
+from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.rules.snippet import Snippet
 from fxlib.utils.text import location_of
@@ -48,7 +49,14 @@ def decompose(rules: Mapping[Any, Decomposition]) -> Decompose:
     return Decompose(rules=rules)
 
 
-@register_pass("decompose", preserves="tolerance", version="2")
+_PARTS = Introduced.of(
+    *(operator.add, operator.mul, operator.truediv, operator.ge),
+    *(torch.clamp, torch.erf, torch.sigmoid, torch.tanh, torch.where, F.softplus),
+)
+"""What the decompositions that are known by name are made of."""
+
+
+@register_pass("decompose", preserves="tolerance", introduces=_PARTS, version="2")
 class Decompose(GraphPass):
     """Replace operators by their decompositions, traced into the program.
 
@@ -80,6 +88,11 @@ class Decompose(GraphPass):
         for target, function in (self.rules or {}).items():
             if not callable(function):
                 raise TypeError(f"the decomposition of {target!r} is {function!r}, which is not a function")
+
+    @property
+    @override
+    def may_introduce(self) -> Introduced:
+        return ANY_PLAIN_WORK if self.rules else self.introduces
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
@@ -182,7 +195,7 @@ class _Work:
 
 def _item(user: Node, made: Retraced) -> int | None:
     """Return which of several results a node takes; None if it does not take a single one."""
-    index = user.args[1] if user.target is getitem else None
+    index = user.args[1] if user.target is operator.getitem else None
     return index if isinstance(index, int) and 0 <= index < len(made.snippet.outputs) else None
 
 

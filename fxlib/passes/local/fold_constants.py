@@ -25,11 +25,12 @@ from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.analysis.operators.schemas import OperatorFacts
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.folded_values import hold, read, sweep
+from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.submodules import submodule
 
 
-@register_pass("fold_constants", preserves="bitwise", needs=frozenset({"weights", "eval_mode"}))
+@register_pass("fold_constants", preserves="bitwise", needs=frozenset({"weights", "eval_mode"}), introduces=NOTHING)
 class FoldConstants(GraphPass):
     """Store values that are computed from parameters, buffers and literals alone, instead of recomputing them.
 

@@ -24,7 +24,7 @@ from fxlib.analysis.norms import Norm, ScaleAndShift, asks_only, counts_updates,
 from fxlib.analysis.operators.arguments import replace_arguments
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.folded_values import as_function, become, hold, read, sweep
+from fxlib.passes.infra.folded_values import LAYERS_AS_FUNCTIONS, as_function, become, hold, read, sweep
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.guards.folded_weights import RANK
 from fxlib.runtime.submodules import submodule
@@ -33,7 +33,13 @@ Folded = tuple[torch.Tensor, torch.Tensor]
 """Weight and bias."""
 
 
-@register_pass("fold_norms", preserves="tolerance", needs=frozenset({"weights", "eval_mode"}), version="3")
+@register_pass(
+    "fold_norms",
+    preserves="tolerance",
+    needs=frozenset({"weights", "eval_mode"}),
+    introduces=LAYERS_AS_FUNCTIONS,
+    version="3",
+)
 class FoldNorms(GraphPass):
     """Fold batch norms into the linear layers and convolutions right before and after them.
 

@@ -21,6 +21,7 @@ from fxlib.analysis.operators.operator_tables import QUERIES
 from fxlib.analysis.operators.schemas import attribute
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8
 from fxlib.runtime.attributes import read_attribute
@@ -38,7 +39,7 @@ _DIVISIONS = frozenset({"floordiv", "truediv", "mod", "floor_divide", "remainder
 _DROPOUT = nn.modules.dropout._DropoutNd
 
 
-@register_pass("lower", preserves="tolerance")
+@register_pass("lower", preserves="tolerance", introduces=NOTHING)
 class Lower(GraphPass):
     """Give local work to a compiler: each section between two calls, blocks or opaque callables is one part.
 

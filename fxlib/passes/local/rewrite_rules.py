@@ -23,6 +23,7 @@ from fxlib.analysis.operators.canonical import Form, Forms, form_of
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass
 from fxlib.passes.infra.edit import Replacements, splice
+from fxlib.passes.infra.introduced import NOTHING, Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.rules.rule import Match, Rule
 from fxlib.utils.text import location_of
@@ -32,7 +33,7 @@ _MAX_GROWTH = 100
 """Factor by which a program may grow in nodes if rules are applied repeatedly."""
 
 
-@register_pass("rewrite_rules", preserves="tolerance", version="2")
+@register_pass("rewrite_rules", preserves="tolerance", introduces=NOTHING, version="2")
 class RewriteRules(GraphPass):
     """Replace the matches of rules where the replacement differs by nothing but the rule's own rounding.
 
@@ -74,6 +75,11 @@ class RewriteRules(GraphPass):
     @override
     def promise(self) -> Preserves:
         return "bitwise" if self.bitwise else self.preserves
+
+    @property
+    @override
+    def may_introduce(self) -> Introduced:
+        return Introduced.of(*(node.target for rule in self.rules for node in rule.gives.nodes))
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:

@@ -11,13 +11,15 @@ from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.resources import contract_of_call
 from fxlib.analysis.scheduling.batching import Capacity, may_travel, plan
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.passes.remote.overlap_calls import arrange
 from fxlib.runtime.ops import issue_batch, wait_item
 from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import Role
 from fxlib.spec.contract import Contract, union
 
 
-@register_pass("coalesce_calls", preserves="bitwise")
+@register_pass("coalesce_calls", preserves="bitwise", introduces=Introduced.with_roles(Role.ISSUE, Role.WAIT))
 class CoalesceCalls(GraphPass):
     """Issue reads of one server together, if none waits for another and none is delayed for the others' sake.
 

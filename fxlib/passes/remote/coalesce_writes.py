@@ -20,11 +20,13 @@ from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import contract_of_call
 from fxlib.analysis.scheduling.batching import Capacity, is_plain_call, kind_of_message, together_s
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.passes.remote.coalesce_calls import coalesce
 from fxlib.runtime.ops.batches import IN_ORDER
+from fxlib.runtime.ops.registry import Role
 
 
-@register_pass("coalesce_writes", preserves="bitwise")
+@register_pass("coalesce_writes", preserves="bitwise", introduces=Introduced.with_roles(Role.ISSUE, Role.WAIT))
 class CoalesceWrites(GraphPass):
     """Issue consecutive writes to one server together; the server stops at the first failure, as the program would.
 

@@ -19,6 +19,7 @@ from fxlib.analysis.effects.resources import contract_of_call, function_name, sp
 from fxlib.analysis.operators.arguments import frozen
 from fxlib.analysis.scheduling.reordering import levels, was_split
 from fxlib.passes.infra.base import MERGED, Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import ops
 from fxlib.runtime.ops.calls import is_call
@@ -28,7 +29,7 @@ from fxlib.spec.profile import Opaque, Profile, TensorShape
 from fxlib.spec.report import CallReport
 
 
-@register_pass("merge_reads", preserves="bitwise", version="2")
+@register_pass("merge_reads", preserves="bitwise", introduces=NOTHING, version="2")
 class MergeReads(GraphPass):
     """Let a read that repeats an earlier one share its result, if no result is changed, escapes or takes a gradient.
 

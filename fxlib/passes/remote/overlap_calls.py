@@ -22,10 +22,12 @@ from fxlib.analysis.scheduling.explain_blocked import BlockedCalls, remedy_for
 from fxlib.analysis.scheduling.reordering import Pair, Reordering, is_idle, pairs_of, was_split
 from fxlib.analysis.scheduling.schedule import Schedule, ScheduleLimits, closed, overlapped_order
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.ops.batches import is_batch, items_of
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import Role
 from fxlib.spec.report import Action, CallReport
 
 _HIDDEN_SHARE = 0.1
@@ -34,7 +36,7 @@ _MOST_SHARE = 0.5
 """Share of the exposed time from which a part of the call's way counts as its limit."""
 
 
-@register_pass("overlap_calls", preserves="bitwise", version="3")
+@register_pass("overlap_calls", preserves="bitwise", introduces=Introduced.with_roles(Role.LIMIT), version="3")
 class OverlapCalls(GraphPass):
     """Issue calls as early, and wait for them as late, as effects, the order of gradients and the limits allow.
 

@@ -6,12 +6,14 @@ from torch.fx import GraphModule, Node
 from typing_extensions import override
 
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import ops
 from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import Role
 
 
-@register_pass("send_gradients", preserves="bitwise", version="2")
+@register_pass("send_gradients", preserves="bitwise", introduces=Introduced.with_roles(Role.TRACK), version="2")
 class SendGradients(GraphPass):
     """Send the gradients of remote results, if the program pushes them, in one message to each server."""
 

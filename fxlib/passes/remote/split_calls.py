@@ -7,13 +7,15 @@ from typing_extensions import override
 
 from fxlib.analysis.scheduling.reordering import is_idle, was_split
 from fxlib.passes.infra.base import MERGED, Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.runtime.ops.calls import is_call, is_wait, kind_of
+from fxlib.runtime.ops.registry import Role
 
 KEPT_BY_ISSUE = ("call", "contract", "order", "source", "stack_trace", "nn_module_stack", MERGED)
 """Metadata that belongs to the call; the rest describes its result, and stays with the wait."""
 
 
-@register_pass("split_calls", preserves="bitwise")
+@register_pass("split_calls", preserves="bitwise", introduces=Introduced.with_roles(Role.ISSUE, Role.WAIT))
 class SplitCalls(GraphPass):
     """Split every blocking call into halves that other passes can separate. The wait keeps the call's node and name."""
 
@@ -37,7 +39,7 @@ def split(call: Node) -> Node:
     return issue
 
 
-@register_pass("fold_pairs", preserves="bitwise")
+@register_pass("fold_pairs", preserves="bitwise", introduces=Introduced.with_roles(Role.CALL))
 class FoldPairs(GraphPass):
     """Fold calls that were split in vain. Calls that the program itself issues and waits for are left alone.
 

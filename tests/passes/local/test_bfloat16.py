@@ -95,7 +95,7 @@ def test_it_travels_and_a_launcher_takes_it_and_weights_that_change_bring_the_or
     sent = wire.encode(fxlib.optimize(captured, "bfloat16"), beside=captured)
     bound = wire.decode(wire.parse(wire.serialize(sent.graph)), blobs=sent.blobs, root=captured)
     assert isinstance(bound, CapturedModule)
-    screen(bound, captured, passes={"bfloat16"})
+    screen(bound, captured, passes=recipes.get("bfloat16").passes)
     assert 0.0 < relative_error(bound(x), model(x)) < 0.02
     model.get_parameter("0.weight").mul_(2)
     with pytest.warns(fxlib.errors.FxlibWarning, match="have changed: optimize the model again"):

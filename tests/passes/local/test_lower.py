@@ -365,7 +365,7 @@ def test_a_part_travels_as_a_name_which_only_a_recipe_that_lowers_may_bring(towe
     bound = wire.decode(wire.encode(module).graph, root=captured)
     with pytest.raises(WireError, match="names a compiler"):
         screen(bound, captured)
-    screen(bound, captured, passes={"lower"})
+    screen(bound, captured, passes=[Lower(backend="inductor")])
     for name in ("gcc==1", "inductor", "inductor==", "inductor==1 2", "inductor==" + "1" * 61):
         encoded.graph.modules[-1].graph.nodes[1].backend = name
         with pytest.raises(WireError, match="not a backend that this version knows"):

@@ -25,6 +25,7 @@ from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import model_position, working_copy
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, FunctionCall, become, hold, read, sweep
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.passes.local.quantize.levels import Levels, Link, Plan, Seen, ValueRange, pair_of
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8, is_call, is_issue
@@ -42,7 +43,13 @@ _LEAST_VALUES = 100
 101."""
 
 
-@register_pass("quantize", preserves="lossy", needs=frozenset({"weights", "eval_mode"}), version="3")
+@register_pass(
+    "quantize",
+    preserves="lossy",
+    needs=frozenset({"weights", "eval_mode"}),
+    introduces=Introduced(namespaces=frozenset({int8.NAMESPACE})) | Introduced.of("contiguous"),
+    version="3",
+)
 class Quantize(GraphPass):
     """Run linear layers and two-dimensional convolutions on int8 weights and inputs, with sums in 32 bits.
 

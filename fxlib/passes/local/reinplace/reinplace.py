@@ -40,6 +40,7 @@ from fxlib.analysis.operators.in_place import (
 )
 from fxlib.analysis.operators.layouts import Layout, layout_of, of_tensor
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.passes.local.reinplace.lifetimes import Lifetimes, Location, Locations, makes_views
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import CapturedModule
@@ -52,7 +53,7 @@ _LONGEST = 16
 """Maximum number of operators to follow from one that writes to the scatter of its result."""
 
 
-@register_pass("reinplace", preserves="bitwise")
+@register_pass("reinplace", preserves="bitwise", introduces=Introduced.of(_COPY, *SCATTERS.values(), in_place=True))
 class Reinplace(GraphPass):
     """Turn ATen operators into in-place variants where that makes no difference, as in `torch.fx.passes.reinplace`.
 

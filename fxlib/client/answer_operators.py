@@ -1,0 +1,218 @@
+"""Which operators a rewritten graph may call, and which random numbers it may draw, before a launcher runs it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fxlib.analysis.effects.node_kinds import Behaviours
+from fxlib.analysis.operators.arguments import operator_of
+from fxlib.analysis.operators.called import called, called_module
+from fxlib.client.value_numbering import Numbers, bodies
+from fxlib.errors import WireError
+from fxlib.passes import GraphPass
+from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
+
+_LARGE: Final = 1 << 16
+"""A whole number above this, or several in one call with a product above its square, make large tensors."""
+
+
+def check_operators(answer: GraphModule, original: GraphModule, passes: Sequence[GraphPass] | None) -> None:
+    """Check that an answer calls what the original calls, or what passes of the recipe declare that they put in.
+
+    Large whole numbers, which make large tensors, must be those that the original gives the same operator. What works
+    on each element by itself makes nothing large of them.
+
+    Args:
+        answer: the rewritten graph.
+        original: the graph that was sent.
+        passes: those of the recipe; None: nobody here knows them.
+
+    Raises:
+        WireError: it calls something else.
+    """
+    may = ANY_PLAIN_WORK if passes is None else Introduced.all_of(each.may_introduce for each in passes)
+    known = _Known(original)
+    for body, node in _nodes(answer):
+        for name in known.foreign(node, body):
+            if not (may.allows(name, known.names) or (may.plain and _is_plain(node))):
+                told = f"the rewritten graph calls {name}, which neither the original does nor a pass of the recipe"
+                raise WireError(told, where="the answer")
+        sizes = called(node, body) not in may.operators and not _is_pointwise(node)
+        if sizes and _is_large(node) and not known.has_given(node, body):
+            told = f"the rewritten graph gives {node.target!r} larger numbers than the original"
+            raise WireError(told, where="the answer")
+
+
+class _Known:
+    """What an original calls, and with what."""
+
+    def __init__(self, original: GraphModule) -> None:
+        self._modules = {id(each) for each in original.modules()}
+        self._calls: dict[str, list[Node]] = defaultdict(list)
+        for body, node in _nodes(original):
+            self._calls[called(node, body)].append(node)
+        self.names = {*self._calls, *map(called_module, original.modules())} - {""}
+
+    def foreign(self, node: Node, body: GraphModule) -> Iterator[str]:
+        """Yield the names of what a node of an answer calls, but for modules that are the original's own."""
+        if node.op != "call_module":
+            yield from {called(node, body)} - {""}
+            return
+        for each in _called(node, body).modules():
+            if id(each) not in self._modules and (name := called_module(each)):
+                yield name
+
+    def has_given(self, node: Node, body: GraphModule) -> bool:
+        """Whether the original gives the operator what a node of an answer gives it, but for what is computed."""
+        return any(is_of_form(_given(node), _given(each)) for each in self._calls.get(called(node, body), ()))
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node is known to draw and write nothing, and takes something that is computed."""
+    if node.op == "call_module" or not node.all_input_nodes:
+        return False
+    operator = operator_of(node)
+    return operator is not None and not operator.has_effects
+
+
+def _is_large(node: Node) -> bool:
+    if node.op not in ("call_function", "call_method"):
+        return False
+    numbers = [abs(each) for each in pytree.tree_leaves(_given(node)) if type(each) is int]
+    return any(each > _LARGE for each in numbers) or math.prod(max(each, 1) for each in numbers) > _LARGE**2
+
+
+def _is_pointwise(node: Node) -> bool:
+    """Whether an operator works on each element by itself, in one of its forms at least."""
+    target: Any = getattr(node.target, "overloadpacket", node.target)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    packet = getattr(torch.ops.aten, _ARITHMETIC.get(name.strip("_"), name.strip("_")), None)
+    overloads = () if packet is None else map(packet.__getattr__, packet.overloads())
+    return any(torch.Tag.pointwise in each.tags for each in overloads)
+
+
+_ARITHMETIC: Final = {"truediv": "div", **{f"i{name}": name for name in ("add", "sub", "mul", "pow")}}
+
+
+def _given(node: Node) -> tuple[Any, Any]:
+    return node.args, node.kwargs
+
+
+def check_draws(answer: GraphModule, original: GraphModule, passes: Sequence[GraphPass] | None) -> None:
+    """Check that an answer moves torch's generators as the original does, where the recipe's passes are bitwise.
+
+    It draws the same numbers in the same order then. Otherwise it may leave draws out, and adds none.
+
+    Args:
+        answer: the rewritten graph.
+        original: the graph that was sent.
+        passes: those of the recipe; None: nobody here knows them.
+
+    Raises:
+        WireError: it draws otherwise.
+    """
+    known = [] if passes is None else list(passes)
+    bitwise = passes is not None and all(each.promise == "bitwise" for each in known)
+    numbers = Numbers() if bitwise and not any(map(_changes_work, known)) else None
+    drawn, own = _draws(answer, numbers), _draws(original, numbers)
+    left = iter(own)
+    kept = all(any(one.is_like(other) for other in left) for one in drawn)
+    if not kept or (bitwise and len(drawn) != len(own)):
+        problem = "the rewritten graph draws random numbers otherwise than the original"
+        raise WireError(problem, where="the answer")
+
+
+def _changes_work(step: GraphPass) -> bool:
+    """Whether a pass computes values otherwise than the program does, be it with the same results."""
+    may = step.may_introduce
+    local = any(not name.startswith("fxlib.") for name in may.operators)
+    return bool("weights" in step.needs or may.plain or may.in_place or may.namespaces or local)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """A node that draws random numbers, or calls a graph that does.
+
+    Attributes:
+        path: the path of the graph that it is in.
+        name: what it calls.
+        module: the module that it calls, unless there are graphs in it, which are an answer's own.
+        given: its arguments.
+        values: the numbers of their values, where they tell.
+    """
+
+    path: str
+    name: str
+    module: nn.Module | None
+    given: tuple[Any, Any]
+    values: tuple[int, ...]
+
+    def is_like(self, other: _Draw) -> bool:
+        """Whether it draws what another one draws, in the other's place."""
+        same = (self.path, self.name, self.values) == (other.path, other.name, other.values)
+        return same and self.module is other.module and is_of_form(self.given, other.given)
+
+
+def _draws(module: GraphModule, numbers: Numbers | None) -> list[_Draw]:
+    """Return the draws of each graph in its order."""
+    graphs = dict(bodies(module))
+    drawing = {node for body in graphs.values() for node in _drawing(body)}
+    within = {body for body in graphs.values() if not drawing.isdisjoint(body.graph.nodes)}
+    found = [
+        (path, body, node)
+        for path, body in graphs.items()
+        for node in body.graph.nodes
+        if node in drawing or (node.op == "call_module" and within.intersection(_called(node, body).modules()))
+    ]
+    known = {} if numbers is None or not found else numbers.of(module)
+    draws = []
+    for path, body, node in found:
+        entered = _called(node, body) if node.op == "call_module" else None
+        name = str(node.target) if entered is not None else called(node, body)
+        made = entered is None or any(isinstance(each, GraphModule) for each in entered.modules())
+        values = () if numbers is None else tuple(numbers.value(each, known) for each in _given(node))
+        draws.append(_Draw(path, name, None if made else entered, _given(node), values))
+    return draws
+
+
+def _drawing(body: GraphModule) -> Iterator[Node]:
+    behaviours = Behaviours(body)
+    for node in body.graph.nodes:
+        operator = behaviours.of(node).operator
+        if operator is not None and operator.random:
+            yield node
+
+
+def _called(node: Node, body: GraphModule) -> nn.Module:
+    return body.get_submodule(str(node.target))
+
+
+def _nodes(module: GraphModule) -> Iterator[tuple[GraphModule, Node]]:
+    return ((body, node) for _, body in bodies(module) for node in body.graph.nodes)
+
+
+def is_of_form(value: Any, other: Any) -> bool:
+    """Whether an argument has the form of another one: its containers, its constants, and nodes where it has nodes."""
+    if isinstance(other, Node):
+        return isinstance(value, (Node, bool, int, float, complex))
+    if isinstance(other, (tuple, list)):
+        return isinstance(value, (tuple, list)) and len(value) == len(other) and all(map(is_of_form, value, other))
+    if isinstance(other, Mapping):
+        return (
+            isinstance(value, Mapping)
+            and list(value) == list(other)
+            and all(is_of_form(value[name], other[name]) for name in other)
+        )
+    if isinstance(other, slice):
+        parts = ("start", "stop", "step")
+        return isinstance(value, slice) and all(is_of_form(getattr(value, at), getattr(other, at)) for at in parts)
+    return type(value) is type(other) and repr(value) == repr(other)
