@@ -155,6 +155,25 @@ class Sequences(RuleBasedStateMachine):
         if told is not None:
             self.books.note(caller, [told.job])
 
+    @rule(caller=who, pick=picks, name=st.sampled_from(("r1", "r2", "r4", "")), seed=seeds, changes=damage,
+          timeout_s=patience_s)  # fmt: skip
+    def retry(self, *, caller: str, pick: int, name: str, seed: int, changes: int, timeout_s: float) -> None:
+        asked = jobs_pb2.RetryJobRequest(job_id=self.job(pick), request_id=name and name + str(seed % 7))
+        told = self.call(self.books.optimizer.RetryJob, self.changed(asked, seed, changes), caller, timeout_s)
+        if told is not None:
+            self.books.note(caller, [told.job])
+
+    @rule(caller=who, pick=picks, went_back=st.booleans(), seed=seeds, changes=damage, timeout_s=patience_s)
+    def report_live(
+        self, *, caller: str, pick: int, went_back: bool, seed: int, changes: int, timeout_s: float
+    ) -> None:
+        gain = jobs_pb2.Estimate(value=0.4, low=0.3, high=0.5)
+        live = jobs_pb2.LiveFigures(qps_original=100, qps_optimized=140, gain=gain, steps=seed, went_back=went_back)
+        asked = self.changed(jobs_pb2.ReportLiveRequest(job_id=self.job(pick), live=live), seed, changes)
+        told = self.call(self.books.optimizer.ReportLive, asked, caller, timeout_s)
+        owner = self.books.owners.get(asked.job_id)
+        assert told is None or caller in ("operator", owner), f"{caller} reports on a job of {owner}"
+
     @rule(caller=who, seed=seeds, changes=damage)
     def list_jobs(self, caller: str, seed: int, changes: int) -> None:
         asked = jobs_pb2.ListJobsRequest(page_size=5, states=[jobs_pb2.JOB_STATE_QUEUED], labels={"a": "b"})
