@@ -212,8 +212,9 @@ def calibrated(captured: GraphModule, workload: Workload, question: Question) ->
     Raises:
         PassError: a pass does not apply.
     """
-    passes = RECIPES["int8"].passes if protocol.is_auto(question.recipe) else protocol.passes_of(question.recipe)
-    place, step = next(((i, each) for i, each in enumerate(passes or ()) if isinstance(each, Quantize)), (0, None))
+    known = RECIPES["int8"].passes if protocol.is_auto(question.recipe) else protocol.passes_of(question.recipe)
+    passes = known or ()
+    place, step = next(((i, each) for i, each in enumerate(passes) if isinstance(each, Quantize)), (0, None))
     if step is None or workload.spec is None or not workload.calibration:
         return workload
     if protocol.is_auto(question.recipe) and question.max_relative_error <= _TRIAL.max_relative_error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from fxlib.errors import FxlibError, OptionError
 from fxlib_workers import logs
 from fxlib_workers.__main__ import main
-from fxlib_workers.agent import check_containment, containment_level
+from fxlib_workers.agent import check_containment, check_ray, containment_level
 from fxlib_workers.config import APPLICATION, Config
 from fxlib_workers.process.child import inherited_variables
 from fxlib_workers.process.containment import Part
@@ -111,6 +112,24 @@ def test_what_keeps_a_worker_from_a_level_is_named() -> None:
         check_containment(parse(["--require-containment", "isolated"]), BARE)
     with pytest.raises(OptionError, match="meet on the interface that --interface names"):
         check_containment(parse(["--require-containment", "isolated", "--interface", "eth0"]), WHOLE)
+
+
+@pytest.mark.parametrize(
+    "options, host, root, refused",
+    [
+        ([], BARE, False, False),
+        (["--interface", "eth0"], WHOLE, True, False),
+        (["--interface", "eth0"], WHOLE, False, True),
+        (["--interface", "eth0"], BARE, True, True),
+        (["--interface", "eth0", "--expose-ray"], BARE, False, False),
+        (["--interface", "eth0", "--ray-address", "head:6379"], BARE, False, False),
+    ],
+)
+def test_a_ray_that_would_listen_on_all_interfaces_needs_its_operator_s_word(
+    options: list[str], host: Available, root: bool, refused: bool
+) -> None:
+    with pytest.raises(OptionError, match="would listen on all interfaces") if refused else nullcontext():
+        check_ray(parse(options).trial, host, root=root)
 
 
 CLUSTER = ["--ray-address", "head:6379", "--interface", "eth0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = APPLICATION.read(arguments)
         # After the options are read: help, and what is wrong with them, need no torch.
         from fxlib.runtime import functions
-        from fxlib_workers.agent import Agent, check_containment
+        from fxlib_workers.agent import Agent, check_containment, check_ray
 
         for module in config.trial.allowed_modules:
             functions.allow_module(module)  # a wrong name is better reported now than in a trial
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         host, cluster = available(), config.trial.ray_address
         nodes = allowed_on_nodes(cluster) if cluster else None
         level = check_containment(config, host, nodes)
+        check_ray(config.trial, host, root=os.geteuid() == 0)
         if nodes is not None:
             config = replace(config, trial=replace(config.trial, node_containment=level))
         Agent(config, host, level).run()

@@ -86,6 +86,31 @@ def check_containment(config: Config, host: Available, nodes: Nodes | None = Non
     )
 
 
+def check_ray(settings: TrialSettings, host: Available, *, root: bool) -> None:
+    """Check that a Ray of the worker's own does not listen on an interface that its operator did not name.
+
+    Ray listens on all interfaces that it has. Root can give it a network of its own, and let the processes of trials
+    join the host's again; others can on loopback alone, where a worker that cannot says so in its log.
+
+    Args:
+        settings: where trials run.
+        host: what the worker's host allows.
+        root: whether the worker is root's.
+
+    Raises:
+        OptionError: it would, and nothing says that it may.
+    """
+    if settings.ray_address or settings.interface == LOOPBACK or settings.exposed_ray:
+        return
+    if not (root and Part.NETWORK in host.parts):
+        why = "the worker is not root's" if not root else host.why(Level.ISOLATED)
+        raise OptionError(
+            f"a Ray of the worker's own would listen on all interfaces of this host ({why})",
+            option="interface",
+            hint="Leave it out: a trial on one host needs none. Or say --expose-ray.",
+        )
+
+
 def _policy(host: Available, modules: Sequence[str]) -> Containment:
     """Return what each rewrite is kept from on this host; it reads the operator's modules."""
     program = compile_filter(sockets=False) if Part.FILTER in host.parts else b""

@@ -71,6 +71,7 @@ class TrialSettings:
     Attributes:
         ray_address: the address of a Ray cluster; empty for a Ray of the worker's own on this host.
         interface: the network interface over which the processes of a trial speak to each other.
+        exposed_ray: whether a Ray of the worker's own may listen on all interfaces of the host.
         allowed_modules: the modules whose functions and classes the operator allows servers of a trial to run.
         keep_variables: names, or patterns of names, of environment variables that trials and rewrites see besides
             those that libraries need.
@@ -98,6 +99,15 @@ class TrialSettings:
         default=LOOPBACK,
         metadata=option(
             "interface", "network interface over which the processes of a trial speak to each other", _NAME
+        ),
+    )
+    exposed_ray: bool = field(
+        default=False,
+        metadata=option(
+            "expose-ray",
+            "let a Ray of the worker's own listen on all interfaces of the host, where it cannot have a network of its "
+            "own; refused otherwise with an interface besides loopback",
+            kind=None,
         ),
     )
     allowed_modules: tuple[str, ...] = field(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import MagicMock
 
 import psutil
@@ -101,6 +105,43 @@ def test_no_socket_of_ray_s_can_be_reached_over_an_interface_of_the_host(process
         assert Path(f"/proc/{process.pid}/ns/net").readlink() != ours, process.cmdline()
         assert interfaces(process) == {"lo"}
     assert listeners(processes[0])  # Ray does listen, on all interfaces that there are
+
+
+def other_interface() -> tuple[str, str]:
+    """Return an interface of this host besides loopback, and its address; "" if there is none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses if name != "lo" else ():
+            if each.family == socket.AF_INET:
+                return name, each.address
+    return "", ""
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(Part.NETWORK not in host().parts, reason="this host gives no process a network of its own")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's processes can join the host's network again")
+@pytest.mark.skipif(not other_interface()[0], reason="this host has no interface but loopback")
+def test_on_an_interface_of_the_host_s_the_processes_of_a_trial_listen_there_and_ray_does_not(tmp_path: Path) -> None:
+    interface, address = other_interface()
+    ours, heard, rays = Path("/proc/self/ns/net").readlink(), set[str](), set[str]()
+
+    def look(*_: object) -> None:
+        for process in descendants(driver._driver.pid if driver._driver else 0):
+            with contextlib.suppress(psutil.Error, OSError):
+                if Path(f"/proc/{process.pid}/ns/net").readlink() != ours:
+                    rays.add(process.name())
+                else:
+                    open_ = process.net_connections("tcp")
+                    heard.update(each.laddr.ip for each in open_ if each.status == psutil.CONN_LISTEN)
+
+    with TemporaryDirectory(prefix="fxlib-test-", dir="/tmp") as root:
+        driver = TrialDriver(replace(SETTINGS, interface=interface), Path(root))
+        folder = fill(tmp_path / "job", Lookups(), lookup_workload(), QUICK)
+        try:
+            assert driver.run(folder, look, lambda: None).reason in MEASURED
+        finally:
+            driver.end()
+    assert {"raylet", "gcs_server"} <= rays
+    assert heard == {address}
 
 
 @pytest.mark.cluster

@@ -33,7 +33,7 @@ import signal
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -72,13 +72,15 @@ class Network:
     Attributes:
         network: the file of the network namespace; empty for the host's own network.
         user: the file of the user namespace that owns it; empty where root made it.
+        of_host: whether it is the host's own network, in which names are looked up.
     """
 
     network: str = ""
     user: str = ""
+    of_host: bool = False
 
 
-HOST_NETWORK: Final = Network()
+HOST_NETWORK: Final = Network(of_host=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ class Containment:
                 "parts": sorted(self.parts),
                 "readable": [str(each) for each in self.readable],
                 "writable": [str(each) for each in self.writable],
-                "network": None if network is None else {"network": network.network, "user": network.user},
+                "network": None if network is None else asdict(network),
                 "user": self.user,
                 "descriptors": self.descriptors,
                 "cgroup": [str(each) for each in self.cgroup],
@@ -247,6 +249,23 @@ def hold_network() -> Iterator[Network]:
             open_.callback(os.close, descriptor)
         paths = {kind: f"/proc/{os.getpid()}/fd/{descriptor}" for kind, descriptor in files.items()}
         yield Network(network=paths["net"], user="" if _is_root() else paths["user"])
+
+
+def keep_network() -> Network:
+    """Return the host's network, which children may join once this process has left it, for as long as it runs.
+
+    Only root's children can join it again.
+
+    Raises:
+        ContainmentError: this process is not root's, or the kernel refused it.
+    """
+    if not _is_root():
+        raise ContainmentError("only root's processes can join the host's network again")
+    try:
+        descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ContainmentError(str(error)) from error
+    return Network(network=f"/proc/{os.getpid()}/fd/{descriptor}", of_host=True)
 
 
 def leave_network() -> None:
@@ -471,7 +490,8 @@ def _shown(policy: Containment) -> Iterator[_Shown]:
     own = [Path.home(), *policy.writable]
     # A search path may hold a home, or `/`: what a process imports is never worth all that is there.
     imported = [each for each in python_folders() if not any(path.is_relative_to(each) for path in own)]
-    names = _NAMES if policy.network == HOST_NETWORK or Part.NETWORK not in policy.parts else ()
+    of_host = policy.network is not None and policy.network.of_host
+    names = _NAMES if of_host or Part.NETWORK not in policy.parts else ()
     devices = [device for name in _DEVICES for device in Path("/dev").glob(name)]
     system = [path for path in map(Path, (*_SYSTEM, *_SETTINGS, *names)) if path.exists()]
     system = [path for path in system if not (path.is_symlink() and str(path) in _SYSTEM)]

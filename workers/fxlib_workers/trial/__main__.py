@@ -1,7 +1,8 @@
 """The process that drives trials: it leaves the host's network, and then starts Ray (`drive`).
 
 Ray listens on all interfaces, whatever address it is given. A Ray of the worker's own is therefore started where there
-is no interface but loopback: in a network of its own, which no other process of the host is in.
+is no interface but loopback: in a network of its own, which no other process of the host is in. Where the processes of
+a trial are to meet on an interface of the host's, they join the host's network again, one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from fxlib_workers import logs
 from fxlib_workers.config import LOOPBACK, TRIAL_SETTINGS, TrialSettings
 from fxlib_workers.process.child import Channel
-from fxlib_workers.process.containment import ContainmentError, leave_network
+from fxlib_workers.process.containment import HOST_NETWORK, ContainmentError, keep_network, leave_network
 from fxlib_workers.process.probe import Level
 
 _LOG: Final = logs.Log(__name__)
@@ -25,15 +26,19 @@ def main() -> int:
     logs.set_up()
     channel = Channel.inherited()
     settings = _settings(os.environ.pop(TRIAL_SETTINGS))
-    if not settings.ray_address and settings.interface == LOOPBACK:
+    network = HOST_NETWORK
+    if not settings.ray_address:
         try:
+            if settings.interface != LOOPBACK:
+                network = keep_network()
             leave_network()
         except ContainmentError as error:  # a worker of which `isolated` is required was refused before
+            network = HOST_NETWORK
             _LOG.warning("Ray listens on all interfaces of the host", why=error)
     # Here, since a process that has started threads cannot leave its network.
     from fxlib_workers.trial.drive import drive
 
-    return drive(settings, channel)
+    return drive(settings, channel, network)
 
 
 def _settings(text: str) -> TrialSettings:

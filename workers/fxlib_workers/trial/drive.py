@@ -23,6 +23,7 @@ from fxlib.spec.workload import MAIN
 from fxlib_workers.config import TrialSettings
 from fxlib_workers.exchange import Candidate, JobFolder
 from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
+from fxlib_workers.process.containment import HOST_NETWORK, Network
 from fxlib_workers.process.exceptions import DISK_FAULTS, shorten
 from fxlib_workers.trial.failures import InterruptedTrialError
 from fxlib_workers.trial.nodes import Nodes, connected
@@ -37,10 +38,16 @@ _IDLE_S: Final = 60.0
 """The time without a trial after which the nodes of a cluster are left, so that its autoscaler may take them away."""
 
 
-def drive(settings: TrialSettings, channel: Channel) -> int:
-    """Run trials until the worker ends; return the exit status."""
+def drive(settings: TrialSettings, channel: Channel, network: Network = HOST_NETWORK) -> int:
+    """Run trials until the worker ends; return the exit status.
+
+    Args:
+        settings: where trials run.
+        channel: over which the worker asks for them.
+        network: the host's network, as processes of trials find it that are to be on it.
+    """
     try:
-        with connected(settings, Path(os.environ.pop(FOLDER))) as nodes:
+        with connected(settings, Path(os.environ.pop(FOLDER)), network) as nodes:
             if not settings.ray_address:  # the nodes of a cluster are many, and no trial may come there
                 nodes.warm_up()
             channel.send(ready=True)

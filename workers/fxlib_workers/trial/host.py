@@ -26,7 +26,7 @@ import ray
 
 from fxlib_workers.process.cgroup import CgroupUnavailableError, JobCgroup, job_cgroup
 from fxlib_workers.process.child import CHANNEL, inherited_variables, python, search_path
-from fxlib_workers.process.containment import HOST_NETWORK, Containment, Part
+from fxlib_workers.process.containment import HOST_NETWORK, Containment, Network, Part
 from fxlib_workers.process.forking import SINGLE_THREADED, ForkError, ForkServer
 from fxlib_workers.process.limits import host_memory_bytes
 from fxlib_workers.process.probe import Level, available
@@ -156,12 +156,20 @@ class Host:
             libraries need.
         modules: the modules that the operator allowed, which the processes read.
         least: the level of containment below which no process is forked here.
+        network: the network of processes that are to be on the host's.
     """
 
-    def __init__(self, keep_variables: Sequence[str], modules: Sequence[str], least: Level = Level.NONE) -> None:
+    def __init__(
+        self,
+        keep_variables: Sequence[str],
+        modules: Sequence[str],
+        least: Level = Level.NONE,
+        network: Network = HOST_NETWORK,
+    ) -> None:
         self._keep_variables = keep_variables
         self._modules = modules
         self._least = least
+        self._network = network
         self._contained: Containment | None = None
         self._server: ForkServer | None = None
         self._forking = asyncio.Lock()
@@ -251,7 +259,7 @@ class Host:
                 raise ForkError(f"this node reaches the containment {level} ({missing}), and not {self._least}")
             program = await asyncio.to_thread(compile_filter, sockets=True) if Part.FILTER in found.parts else b""
             readable = tuple(_folders_of(self._modules))
-            self._contained = Containment(parts=found.parts, readable=readable, network=HOST_NETWORK, program=program)
+            self._contained = Containment(parts=found.parts, readable=readable, network=self._network, program=program)
         return self._contained
 
     async def _running(self) -> ForkServer:

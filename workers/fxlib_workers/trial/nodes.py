@@ -13,6 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fxlib_workers.config import TrialSettings
+from fxlib_workers.process.containment import HOST_NETWORK, Network
 from fxlib_workers.trial.host import Host
 
 _OBJECT_STORE_BYTES: Final = 256 << 20
@@ -36,8 +37,9 @@ class Nodes:
         settings: the operator's settings.
     """
 
-    def __init__(self, settings: TrialSettings) -> None:
+    def __init__(self, settings: TrialSettings, network: Network = HOST_NETWORK) -> None:
         self.settings = settings
+        self._network = network
         self._hosts: dict[str, Any] = {}
 
     def host(self, node: str) -> Any:
@@ -49,7 +51,7 @@ class Nodes:
                 "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
             }
             settings = self.settings
-            given = settings.keep_variables, settings.allowed_modules, settings.node_containment
+            given = settings.keep_variables, settings.allowed_modules, settings.node_containment, self._network
             self._hosts[node] = ray.remote(Host).options(**options).remote(*given)
         return self._hosts[node]
 
@@ -71,15 +73,20 @@ class Nodes:
 
 
 @contextmanager
-def connected(settings: TrialSettings, folder: Path) -> Iterator[Nodes]:
-    """Connect to Ray for a block: to the operator's cluster, or to a Ray on this host that keeps its files in `folder`.
+def connected(settings: TrialSettings, folder: Path, network: Network = HOST_NETWORK) -> Iterator[Nodes]:
+    """Connect to Ray for a block: to the operator's cluster, or to a Ray on this host.
+
+    Args:
+        settings: the operator's settings.
+        folder: where a Ray on this host keeps its files.
+        network: the host's network, as processes of trials find it that are to be on it.
 
     Raises:
         ConnectionError, RuntimeError: there is no Ray at the address, or it cannot be started.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_DEDUP_LOGS"] = "0"
-    nodes = Nodes(settings)
+    nodes = Nodes(settings, network)
     if not settings.ray_address and len(os.fsencode(folder)) > _LONGEST_FOLDER:
         raise RuntimeError(
             f"Ray's sockets would have longer paths than Linux takes below {folder}: have the worker's TMPDIR name a "
