@@ -4,6 +4,7 @@ Nothing here decides what is legal or what pays: `fxlib.analysis` does.
 """
 
 from fxlib.passes.infra.base import REGISTRY, Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.introduced import Introduced
 from fxlib.passes.local.bfloat16 import Bfloat16
 from fxlib.passes.local.channels_last import ChannelsLast
 from fxlib.passes.local.common_subexpressions import CommonSubexpressions
@@ -36,6 +37,7 @@ __all__ = [
     "FoldNorms",
     "FoldPairs",
     "GraphPass",
+    "Introduced",
     "Lower",
     "MergeReads",
     "OverlapCalls",

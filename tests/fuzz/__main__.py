@@ -83,6 +83,7 @@ def fuzz(name: str, seconds: float) -> Run:
         f"-max_total_time={seconds:.0f}",
         f"-max_len={_LONGEST}",
         f"-timeout={_INPUT_S}",
+        f"-report_slow_units={_INPUT_S}",  # by the clock on the wall; the oracle counts processor time
         "-print_final_stats=1",
     ]
     command += [f"-rss_limit_mb={_MEMORY_MIB}", f"-artifact_prefix={findings}/{name}-", "-verbosity=1"]
