@@ -11,7 +11,8 @@ the program, its calls sent singly or coalesced:
   of an earlier call does not wait for that call's answer. Loss, backward, the rest and the pushes follow; the pushes
   take at least the issue and the service of the longest, and the work that all of them together make for a server.
 - *server*: a server's workers share its work evenly at best. Each call takes at least the work that it adds to a batch,
-  and a batch takes at least as long as the longest of its calls.
+  and a batch takes at least as long as the longest of its calls. Where nothing could be repeated on a server to see how
+  many calls it works on at once, that may be all of them.
 - *transfer*: each link carries all bytes that cross it, one after another.
 
 In a loop under `fxlib.pipeline`, servers and links work in parallel with the trainer, so their terms are just their
@@ -125,6 +126,9 @@ class _Terms:
         self._nodes = dependencies.effects.nodes
         joined = (message for node, message in costs.messages.items() if self._is_joined(node))
         self._calls = [(message.to, call) for message in joined for call in message.calls]
+        contracts = ((call.to, call.contract) for call in costs.results.values())
+        self._tried = {to for to, contract in contracts if contract is not None and contract.is_read}
+        """Servers on which calls may have been repeated to see how many they work on at once: reads alone are."""
         self._pushes = gradients(self._nodes, costs)
         self._after_s = costs.loss_s + costs.backward_s + costs.rest_s
         self._work_s = sum(costs.seconds[node] for node in self._nodes if not self._is_call(node))
@@ -241,6 +245,8 @@ class _Terms:
         """Return how long a server is busy with calls at least, with all of its workers in parallel."""
         server = self._costs.servers[to]
         works = [work_s(call, server) for call in calls]
+        if server.concurrency == 1 and to not in self._tried:
+            return max(works)
         added = [self._added_s(call) for call in calls]
         pairs = zip(calls, works, added, strict=True)
         return sum(least if _may_coalesce(call) else work for call, work, least in pairs) / server.concurrency

@@ -157,6 +157,14 @@ def test_a_slow_server_is_a_bound_of_its_own() -> None:
     assert (found.limiting, round(found.step_s / MS, 6)) == ("server", 12)
 
 
+def test_a_server_that_nothing_was_repeated_on_may_work_on_all_calls_at_once() -> None:
+    program = Sketch("ids")
+    issued = [program.issue(name, *program.inputs, contract=None) for name in ("a", "b")]
+    module = program.returns(*(program.wait(f"wait_{each.name}", each) for each in issued))
+    found = bound(module, profile([call("a", 5), call("b", 7)], {}, server(concurrency=1)))
+    assert (round(found.server_s / MS, 6), round(found.step_s / MS, 6)) == (7, 7)
+
+
 def test_a_narrow_link_is_a_bound_of_its_own() -> None:
     calls = [call(name, 8, size=8000) for name in ("a", "b")]
     found = bound(two_lookups(), profile(calls, {"dense": 3, "both": 1}, server(bytes_per_s=1e6)))
