@@ -1,6 +1,7 @@
 """Callbacks of training loops: they ask when training begins, push after each step of the optimizer, and tidy up.
 
-The loops here are stand-ins with the interfaces of Lightning and transformers, neither of which is installed.
+The loops here are stand-ins with the interfaces of Lightning and transformers, so that each test is quick and runs
+anywhere; the real ones are in `test_real_trainers`, where they are installed.
 """
 
 from __future__ import annotations
