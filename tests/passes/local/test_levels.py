@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 import fxlib
-from fxlib import Workload
+from fxlib import Workload, wire
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import PlanningRequest, Rewrite
 from fxlib.utils.compare import relative_error
@@ -43,7 +43,8 @@ def quantized(model: nn.Module, *batches: Tensor, recipe: str = "int8", least_we
             (each.name, {"least_weights": least_weights} if each.name == "quantize" else {}) for each in chosen.passes
         ]
         chosen = recipes.from_passes(passes)
-    return chosen.run(fxlib.capture(model), PlanningRequest(workload=steps))
+    graph = model if isinstance(model, GraphModule) else fxlib.capture(model)
+    return chosen.run(graph, PlanningRequest(workload=steps))
 
 
 @torch.no_grad()
@@ -225,6 +226,28 @@ def test_linear_layers_apply_activations_and_hand_levels_on() -> None:
     assert names.count("quantize.default") == 2  # of the input, and behind SELU
     assert not {"gelu", "tanh"} & set(names)
     assert_near(model, rewrite, x)
+
+
+def test_a_module_of_all_of_it_travels() -> None:
+    class Everything(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.max_pool2d(F.relu(self.first(x)), 2)
+            x = F.relu(self.second(self.six(self.each(x))) + x)
+            return self.last(F.relu(self.norm(torch.cat([x, self.second(x)], 1)))).mean((2, 3)) + x.amax((2, 3))
+
+    model = made(Everything(lambda self, x: x, last=2 * CHANNELS))
+    captured = fxlib.capture(model)
+    rewrite = quantized(captured)
+    names = {each.removesuffix(".default") for each in called(rewrite.module)}
+    assert names >= {"int8_conv2d", "int8_conv2d_add_over", "int8_max_pool2d", "int8_norm", "quantize", "dequantize"}
+    encoded = wire.encode(rewrite.module, beside=captured)
+    decoded = wire.decode(wire.parse(wire.serialize(encoded.graph)), blobs=encoded.blobs, root=model)
+    with torch.no_grad():
+        assert torch.equal(decoded(images(3)), rewrite.module(images(3)))
+    x = images().requires_grad_()
+    gradients = [torch.autograd.grad(each(x).sum(), x)[0] for each in (rewrite.module, model)]
+    assert torch.equal(*gradients)  # the original has run
 
 
 def test_small_layers_are_left_where_they_are_alone() -> None:
