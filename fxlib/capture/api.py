@@ -100,6 +100,8 @@ def capture(
 
     No remote call is made, except that the owner of a live RRef is asked for its class where a method of it is called
     for which no contract is stated. The model and everything else is left as it was; other threads may go on training.
+    Of a model that is exported, they may not run that very model meanwhile: `torch.export` puts stand-ins in the place
+    of its parameters.
 
     Args:
         model: a module, or a function of tensors (such as a loss).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import os
 import pathlib
 import sys
 import types
@@ -176,6 +177,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a weak method": (lambda m, x: x if m.method() else -x, "asks a weak reference"),
     "a file by its path": (lambda m, x: x * len(pathlib.Path(__file__).read_text()), "may be another at each run"),
     "whether a file is there": (lambda m, x: x if pathlib.Path(__file__).exists() else -x, "may be another"),
+    "whether a path leads to something": (lambda m, x: x if os.path.exists(__file__) else -x, "may be another"),  # noqa: PTH110
     "an array that changes": (written_array, "changes a ndarray after it was handed on here"),
     "a tensor that is written": (written_tensor, "shares its memory with an object of Python's"),
     "a view that is written": (written_view, "shares its memory with an object of Python's"),
