@@ -31,6 +31,8 @@ AHEAD = {
 }  # fmt: skip
 """Kinds of calls in flight for a later step, and their meaning."""
 WIDTH, MARGIN, ROW, GAP = 1100, 130, 14, 3
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+"""The times that an axis may span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,8 @@ def _event(span: Span, process: int, thread: int) -> dict[str, object]:
 
 
 def _longest(timelines: Mapping[str, Timeline]) -> float:
-    return max((timeline.step_s * timeline.steps for timeline in timelines.values()), default=0.0) or 1.0
+    longest_s = max((timeline.step_s * timeline.steps for timeline in timelines.values()), default=0.0) or 1.0
+    return min(max(longest_s, _SHORTEST_S), _LONGEST_S)  # a service may have said anything
 
 
 def _heading(name: str, timeline: Timeline) -> str:

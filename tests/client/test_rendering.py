@@ -6,8 +6,10 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
+import pytest
 from torch import nn
 
+from fxlib import render as pages
 from fxlib.client.result import Result
 from fxlib.client.watch_job import Lines, display
 from fxlib.reasons import Declined, Reason
@@ -174,6 +176,12 @@ def test_a_notebook_shows_the_decision_the_figures_the_calls_and_the_step() -> N
     ):
         assert part in words
     assert "my.ps:push ps1 left alone - - the call writes tables" in words
+
+
+@pytest.mark.parametrize("step_s", [5e-324, 1e308, float("inf")])
+def test_a_time_beyond_all_reason_is_drawn_on_an_axis_that_ends(step_s: float) -> None:
+    drawn = pages.page({"original": Timeline(spans=(), step_s=step_s, steps=8)}, title="t")
+    assert drawn.count("<line") < 100
 
 
 def test_what_a_notebook_shows_is_a_bounded_page() -> None:
