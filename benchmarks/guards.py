@@ -6,7 +6,7 @@ process, their short blocks in random order, round by round: `eager`; `captured`
 it; `training`, that after the recipe; `unguarded`, the same graph without an original, which checks nothing, and so
 calls each module as a module, whose hooks may have changed; `compile`, torch.compile with the backend "eager", which
 runs the same operators behind TorchDynamo's guards (left out with 10,000 modules, for which it takes minutes to
-compile). Metrics: `us` a forward, and of arm `captured/eager` and its kin the `ratio` of paired blocks.
+compile). Metrics: `us` a forward, and of arms like `captured/eager` the `ratio` of paired blocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A captured module takes its arguments as the forward does: starred, keyword-only, positional-only and by default."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -126,3 +127,18 @@ def test_a_decorator_that_takes_other_arguments_than_it_says_is_refused() -> Non
 
     with pytest.raises(CaptureError, match=r"test_signatures.py:\d+: a decorator of the forward"):
         fxlib.capture(Model())
+
+
+class AsksStarred(nn.Module):
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        doubled = [each * 2 for each in inputs if type(each) is torch.Tensor and not hasattr(each, "jax")]
+        return torch.stack(doubled).sum(0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_an_exported_forward_asks_of_starred_arguments_is_asked_of_each(count: int) -> None:
+    given = [torch.randn(3) for _ in range(count)]
+    graph = fxlib.capture(AsksStarred(), sample_inputs=given, how="export")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FxlibWarning)  # that the original runs
+        assert torch.equal(graph(*given), AsksStarred()(*given))

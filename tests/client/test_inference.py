@@ -198,7 +198,8 @@ def test_of_described_batches_ranges_alone_are_sent(service: Scripted, client: C
     answered_in_int8(service, model)
     result = client.optimize(model, steps, recipe="int8", max_relative_error=0.05, progress=False)
     request = service.requests[-1].workload
-    assert [list(each.weights) for each in request.ranges] == [["0.bias", "0.weight"], ["2.bias", "2.weight"]]
+    layers = [list(each.weights) for each in request.ranges if each.weights]  # the others are of values in between
+    assert layers == [["0.bias", "0.weight"], ["2.bias", "2.weight"]]
     assert request.ranges[0].most == pytest.approx(max(float(each.max()) for each in BATCHES))
     assert not request.HasField("batches")
     assert 2.9 < request.description.inputs[0].high <= 3.0

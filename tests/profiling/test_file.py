@@ -38,7 +38,7 @@ def test_a_file_that_is_cut_off_or_no_message_is_refused(tmp_path: Path) -> None
     path = tmp_path / "job.fxp"
     fxlib.save_profile(Profile(nodes=(NodeProfile(node="add", seconds=1.0, output_bytes=1),)), path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(WireError, match="holds no profile"):
+    with pytest.raises(WireError, match="does not hold a profile"):
         fxlib.load_profile(path)
     path.write_bytes(file.MARK + b"\xff" * 40)
     with pytest.raises(FxlibError):

@@ -70,5 +70,5 @@ def test_a_part_that_is_none_of_the_arguments_is_refused() -> None:
 
 @pytest.mark.parametrize("part, place", [(None, 0), ("table", -1)])
 def test_a_place_of_no_argument_is_refused(part: str | None, place: int) -> None:
-    with pytest.raises(ContractError, match="no place of an argument"):
+    with pytest.raises(ContractError, match="is not the position of an argument"):
         Contract(writes=frozenset({"tables"}), part=part, part_at=place)

@@ -81,7 +81,7 @@ class StandIns(TorchFunctionMode):
         """Note the stand-ins that the forward is given."""
         state = tuple(local_tensors(self._module).values())
         self._stand_for = {id(each): real for each, real in zip(state, self._state, strict=True)}
-        given = dict(zip(inspect.signature(self._module.forward).parameters, args, strict=False)) | dict(kwargs)
+        given = _by_name(self._module, args) | dict(kwargs)
         self._inputs = {id(each): "" for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, FakeTensor)}
         self._inputs |= {id(each): name for name, each in given.items() if id(each) in self._inputs}
         self._places = {
@@ -171,6 +171,17 @@ class StandIns(TorchFunctionMode):
         """Refuse to tell the class by an attribute, which is that of the stand-in."""
         if isinstance(tensor, FakeTensor):
             raise capture_error("the forward asks for __class__ of a tensor", hint="Ask by type() or isinstance().")
+
+
+def _by_name(module: nn.Module, args: Sequence[Any]) -> dict[str, Any]:
+    """Return positional arguments by the names that an exported graph has for them: of `*x`, x_0, x_1 and so on."""
+    found: dict[str, Any] = {}
+    for index, each in enumerate(inspect.signature(module.forward).parameters.values()):
+        if each.kind is each.VAR_POSITIONAL:
+            return found | {f"{each.name}_{further}": value for further, value in enumerate(args[index:])}
+        if index < len(args):
+            found[each.name] = args[index]
+    return found
 
 
 def _steps(path: Sequence[Any]) -> tuple[tuple[str, Any], ...] | None:
