@@ -33,8 +33,8 @@ def main(address: str, name: str) -> None:
     batch = (torch.randn(16, 13), torch.randint(0, ROWS, (16, TABLES)))
     workload = Workload.describe([batch], servers=servers, seed=3)
     with fxlib.connect(address) as client:
-        result = client.optimize(Lookups(), workload, name=name, budget_s=10, progress=False)
-        again = client.optimize(Lookups(), workload, name=name, budget_s=10, progress=False)
+        result = client.optimize(Lookups(), workload, name=name, budget_s=20, progress=False)
+        again = client.optimize(Lookups(), workload, name=name, budget_s=20, progress=False)
         job = client.job(result.job_id)
         events: list[Event] = []
         client.watch(result.job_id, events.append)
