@@ -156,7 +156,7 @@ class GraphPass(ABC):
 
     @property
     def may_introduce(self) -> Introduced:
-        """What this pass may put into a program with the options that it has."""
+        """The operators that this pass may put into a program with its present options."""
         return self.introduces
 
     @abstractmethod

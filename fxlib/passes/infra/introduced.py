@@ -1,4 +1,4 @@
-"""What a pass may put into a program that the program does not call: declared with the pass, and held to.
+"""Operators that a pass may put into a program although the program does not call them.
 
 Names are those of `fxlib.analysis.operators.called`. A pass that declares nothing may put in any plain work: what is
 known to draw no numbers, to write nothing, and to make no tensor of nothing but literals.
@@ -15,7 +15,7 @@ from fxlib.runtime.ops.registry import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduced:
-    """What a pass may put in.
+    """The operators that a pass may put in.
 
     Attributes:
         operators: names of operators.

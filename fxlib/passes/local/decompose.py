@@ -53,7 +53,7 @@ _PARTS = Introduced.of(
     *(operator.add, operator.mul, operator.truediv, operator.ge),
     *(torch.clamp, torch.erf, torch.sigmoid, torch.tanh, torch.where, F.softplus),
 )
-"""What the decompositions that are known by name are made of."""
+"""The operators that the decompositions known by name consist of."""
 
 
 @register_pass("decompose", preserves="tolerance", introduces=_PARTS, version="2")
