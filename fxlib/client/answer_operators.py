@@ -13,8 +13,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviours
-from fxlib.analysis.operators.arguments import operator_of
+from fxlib.analysis.operators.arguments import operator_of, written_arguments
 from fxlib.analysis.operators.called import called, called_module
 from fxlib.client.value_numbering import Numbers, bodies
 from fxlib.errors import WireError
@@ -136,6 +137,41 @@ def _changes_work(step: GraphPass) -> bool:
     may = step.may_introduce
     local = any(not name.startswith("fxlib.") for name in may.operators)
     return bool("weights" in step.needs or may.plain or may.in_place or may.namespaces or local)
+
+
+def check_writes(answer: GraphModule, original: GraphModule, passes: Sequence[GraphPass] | None) -> None:
+    """Check that an answer writes over no parameter, buffer or argument that the original leaves as it is.
+
+    Nothing is asked of passes that let operators write in place: they see more of memory than is looked at here.
+
+    Args:
+        answer: the rewritten graph.
+        original: the graph that was sent.
+        passes: those of the recipe; None: nobody here knows them.
+
+    Raises:
+        WireError: it does.
+    """
+    if any(each.may_introduce.in_place for each in passes or ()):
+        return
+    if more := sorted(_written(answer) - _written(original)):
+        path, name = more[0]
+        told = f"the rewritten graph writes over {f'{path}.{name}'.lstrip('.')}, which the original leaves as it is"
+        raise WireError(told, where="the answer")
+
+
+def _written(module: GraphModule) -> set[tuple[str, str]]:
+    """Return what a module was given or holds that may be written, by the path of the graph and the name in it."""
+    found = set()
+    for path, body in bodies(module):
+        writing = [(node, operator) for node in body.graph.nodes if (operator := operator_of(node)) and operator.writes]
+        if not writing:
+            continue
+        aliases = Effects.of(body).aliases
+        written = {aliases.of(each) for node, operator in writing for each in written_arguments(node, operator)}
+        outside = (node for node in body.graph.nodes if node.op in ("placeholder", "get_attr"))
+        found |= {(path, str(node.target)) for node in outside if aliases.of(node) in written}
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.analysis.effects.resources import COLLECTIVES, ServerState, contract_of_call, destination, states_of
 from fxlib.analysis.operators.arguments import operator_of
-from fxlib.client.answer_operators import check_draws, check_operators, is_of_form
+from fxlib.client.answer_operators import check_draws, check_operators, check_writes, is_of_form
 from fxlib.client.own_objects import CALLS, held_uses
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.errors import WireError
@@ -130,6 +130,7 @@ def screen(answer: GraphModule, original: GraphModule, *, passes: Sequence[Graph
     _check_order(answer, original, numbers)
     check_operators(answer, original, passes)
     check_draws(answer, original, passes)
+    check_writes(answer, original, passes)
     if _relies_on_values(answer, original, numbers):
         bounds.install()
 

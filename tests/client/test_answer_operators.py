@@ -155,6 +155,28 @@ def test_a_graph_that_draws_is_called_where_the_original_calls_it() -> None:
         screen(calling(2), calling(1), passes=TRAINING)
 
 
+def adding(*targets: str) -> GraphModule:
+    """Add one in place to the result of a layer, an argument, or a weight, of which the answer has the launcher's."""
+    graph = Graph()
+    values = {"x": graph.placeholder("x"), "weight": graph.get_attr("weight")}
+    values["row"] = graph.call_function(torch.narrow, (values["weight"], 0, 0, 1))
+    values["made"] = graph.call_function(torch.matmul, (values["x"], values["weight"]))
+    graph.output([values["made"], *(graph.call_method("add_", (values[each], 1.0)) for each in targets)])
+    return GraphModule(HELD, graph)
+
+
+HELD = nn.Module()
+HELD.weight = nn.Parameter(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("target", ["weight", "row", "x"])
+def test_nothing_of_the_launcher_s_is_written_over_that_the_original_leaves_alone(target: str) -> None:
+    for passes in (TRAINING, None, ()):
+        with pytest.raises(WireError, match="writes over (x|weight), which the original"):
+            screen(adding("made", target), adding("made"), passes=passes)
+        screen(adding("made", target), adding("made", target), passes=passes)
+
+
 def test_a_rule_may_bring_what_its_replacement_calls() -> None:
     rule = fxlib.Rule(lambda x: F.gelu(x), lambda x: x * torch.sigmoid(1.702 * x))  # noqa: PLW0108 - it is traced
     captured = torch.fx.symbolic_trace(nn.GELU())
