@@ -15,7 +15,10 @@ beside the model in float64, so that `eager` has one, too; `ready_s`, seconds fr
 is the fastest arm within the bound of `auto`. Models: pytorchcv's, at 224 by 224 pixels; DeepRecommender's autoencoder
 (17,768 items); transformers' BertModel with four layers of 256, on 128 tokens, and one step of its LlamaModel of the
 same size, behind 127 tokens; and the renderer of LearningToPaint; all with random weights and statistics of norms. On a
-machine with a GPU the same rows are there for `device` cuda; `gpus` tells how many there are.
+machine with a GPU the same rows are there for `device` cuda; `gpus` tells how many there are. `tera_ops` of the model
+`matrix` is what the processor does in products of matrices of 2048 by 2048: no network gains more from a dtype than
+that one's part of it over float32's, but for what it spends on other things. At batch 8, ResNet50 is 62e9 operations;
+DeepRecommender at batch 256 is 10e9, beside 4.5 million numbers to round and as many results, each with an exponential.
 """
 
 from __future__ import annotations
@@ -243,6 +246,8 @@ def frozen(model: nn.Module, _: torch.Tensor) -> Forward:
 
 _WHOLE: Final = ("openvino", "onnxruntime")
 _BOUND: Final = 0.05
+_MATRIX: Final = 2048
+"""Rows and columns of the matrices whose products tell what the processor can do."""
 _ROUNDING: Final = 1e-4
 
 ARMS: Mapping[str, Callable[[nn.Module, torch.Tensor], Forward]] = {
@@ -405,10 +410,38 @@ def part(name: str) -> Measure:
 
 
 def machine(_: bool) -> Sequence[Row]:
-    """Tell how many GPUs there are."""
+    """Tell how many GPUs there are, and how fast the processor multiplies matrices."""
     case: Case = {"model": "any", "batch": 0, "threads": 0, "device": "cuda"}
     gpus = torch.cuda.device_count()
-    return [row(benchmark="inference", case=case, arm="machine", metric="gpus", unit="", samples=[gpus])]
+    found = [row(benchmark="inference", case=case, arm="machine", metric="gpus", unit="", samples=[gpus])]
+    default = torch.get_num_threads()
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        case = {"model": "matrix", "batch": _MATRIX, "threads": threads, "device": "cpu"}
+        fields = {"benchmark": "inference", "metric": "tera_ops", "unit": "1e12/s"}
+        found += [row(case=case, arm=arm, samples=samples, **fields) for arm, samples in products().items()]
+    torch.set_num_threads(default)
+    return found
+
+
+def products() -> dict[str, list[float]]:
+    """Return how many operations (1e12 of them) a second are done in products of square matrices, by their dtype."""
+    left, right = torch.randn(_MATRIX, _MATRIX), torch.randn(_MATRIX, _MATRIX)
+    levels = torch.randint(256, (_MATRIX, _MATRIX), dtype=torch.uint8)
+    weight, scales = torch.randint(-64, 65, (_MATRIX, _MATRIX), dtype=torch.int8), torch.ones(_MATRIX)
+    narrow = left.bfloat16(), right.bfloat16()
+    work: dict[str, Callable[[], torch.Tensor]] = {
+        "float32": lambda: left @ right,
+        "bfloat16": lambda: narrow[0] @ narrow[1],
+        "int8": lambda: torch.ops.fxlib.int8_linear(levels, 1.0, 0, weight, scales, None, 1e4, 0, "none"),
+    }
+    found: dict[str, list[float]] = {arm: [] for arm in work}
+    for _ in range(QUICK_ROUNDS + 1):
+        for arm, multiply in work.items():
+            start = time.perf_counter()
+            multiply()
+            found[arm].append(2e-12 * _MATRIX**3 / (time.perf_counter() - start))
+    return {arm: samples[1:] for arm, samples in found.items()}  # the first one packs
 
 
 def compare(name: str, threads: int, device: str, arms: Sequence[str], rounds: int) -> Iterator[Row]:
