@@ -172,7 +172,7 @@ HELD.weight = nn.Parameter(torch.ones(2, 2))
 @pytest.mark.parametrize("target", ["weight", "row", "x"])
 def test_nothing_of_the_launcher_s_is_written_over_that_the_original_leaves_alone(target: str) -> None:
     for passes in (TRAINING, None, ()):
-        with pytest.raises(WireError, match="writes over (x|weight), which the original"):
+        with pytest.raises(WireError, match=r"writes over (x|weight), which the original"):
             screen(adding("made", target), adding("made"), passes=passes)
         screen(adding("made", target), adding("made", target), passes=passes)
 
