@@ -39,6 +39,8 @@ _LOG = logging.getLogger(__name__)
 BLOB_MISSING: Final = "BLOB_MISSING"
 """The service's error code for a blob that a request names, and that it no longer has."""
 
+_COMPUTED: Final = "values computed from weights: training, and whatever records gradients, goes on with the original"
+"""The note of a result whose passes were given the weights."""
 _MEASURE_HERE: Final = "Have a worker on a machine like this one, and name its label in `where`."
 
 _LOST: Final = frozenset({BLOB_CORRUPT, "BLOB_NOT_FOUND"})
@@ -223,6 +225,8 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
         screen(rewritten, prepared.captured, passes=prepared.passes)
         rewritten.computed_from(prepared.marks)
     report = job.report
+    if report.decision == "adopt" and prepared.marks:
+        report = replace(report, notes=(*report.notes, _COMPUTED))
     if problem := _misses_bound(prepared, module):
         module, why = prepared.captured, Reason.NOT_SAME.sentence(problem)
         report = replace(report, decision="keep_original", reason=Reason.NOT_SAME, explanation=why)

@@ -92,6 +92,7 @@ def test_computed_values_come_back_with_the_error(service: Scripted, client: Cli
     assert result.decision == "adopt"
     assert (result.preserves, result.max_relative_error) == ("tolerance", 1e-7)
     assert "preserves: tolerance, not bitwise; largest relative error measured: 1e-07" in str(result)
+    assert "training, and whatever records gradients, goes on with the original" in str(result)
     x = torch.randn(2, 4)
     with torch.no_grad():
         assert relative_error(result.module(x), model(x)) < 1e-6
