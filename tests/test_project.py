@@ -45,6 +45,11 @@ def stubs(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.glob("*_pb2*.py*")}
 
 
+def modules_in(folder: Path) -> list[Path]:
+    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    return files + [path for path in folder.iterdir() if (path / "__init__.py").exists()]
+
+
 def test_the_range_of_torch_that_is_installed_is_the_one_that_a_launcher_checks() -> None:
     (torch,) = (needed for needed in requirements() if needed.name == "torch")
     first, after = (".".join(map(str, version)) for version in config.TORCH_VERSIONS)
@@ -110,3 +115,19 @@ def test_a_documented_make_command_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
     documented = set(re.findall(r"(?:^|`|&& |\$ )make ([a-z-]+)", document.read_text(), re.MULTILINE))
     assert documented <= targets
+
+
+@pytest.mark.parametrize("name", ["fxlib", "fxlib_service", "fxlib_workers"])
+def test_every_folder_of_three_modules_or_more_has_layers_that_leave_no_module_out(name: str) -> None:
+    (package,) = (found for folder in FOLDERS if (found := folder / name / "__init__.py").exists())
+    contracts = DESCRIPTIONS[0]["tool"]["importlinter"]["contracts"]
+    layered = {each for it in contracts if it["type"] == "layers" and it.get("exhaustive") for each in it["containers"]}
+    independent = {each for it in contracts if it["type"] == "independence" for each in it["modules"]}
+
+    folders = {
+        ".".join(init.parent.relative_to(package.parents[1]).parts): modules_in(init.parent)
+        for init in package.parent.rglob("__init__.py")
+    }
+
+    large = {folder for folder, modules in folders.items() if len(modules) >= 3 and f"{folder}.*" not in independent}
+    assert large - layered == set(), "name its modules in a contract of import-linter's, in pyproject.toml"
