@@ -1,6 +1,7 @@
 """fxlib makes distributed training jobs faster without touching the model.
 
 Every public name is imported on first use, so that a command or a server that needs no torch does not load it.
+The service and the workers are packages of their own, `fxlib_service` and `fxlib_workers`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A trainer sends a list of calls, each a function with its arguments, and gets a list of outcomes in the same order: a
 result, or the error as `torch.distributed.rpc` carries that of a single call. `result` turns an outcome into what the
-single call would have returned or raised.
+single call would have returned or raised. Which calls travel together is decided in `fxlib.passes.remote`.
 
 >>> outcomes = rpc_sync("ps0", fxlib.batch.run, args=([(lookup, ("a", ids), {}), (lookup, ("b", ids), {})],))
 >>> rows = [fxlib.batch.result(each) for each in outcomes]

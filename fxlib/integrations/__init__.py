@@ -2,6 +2,7 @@
 
 With a callback, the model asks the service when training begins, and pushes after each step. Neither `lightning` nor
 `transformers` is needed to import it; only `mlflow` needs MLflow. fxlib installs none of them.
+Nothing here knows how a model is optimized: `fxlib.client` and `fxlib.runtime.push_gradients` do.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ that fxlib may move the calls:
 >>> rpc_sync("ps0", fxlib.ps.push, args=("clicks", indices, gradient))  # the table's own optimizer, at once
 
 Updates are bitwise reproducible: rows named twice in one push are summed in the order given, and each push is applied
-by itself, in order of arrival. Lookups may overlap each other; a push to a table waits for those being read.
+by itself, in order of arrival. Lookups may overlap each other; a push to a table waits for those being read. How many
+calls travel in one message is not decided here but in `fxlib.passes.remote`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Captured modules as folders: a Python package that runs with torch and safetensors alone."""
+"""Captured modules as folders: a Python package that runs with torch and safetensors alone.
+
+Files that fxlib itself loads again are in `fxlib.serialization.files`.
+"""
 
 from __future__ import annotations
 
