@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fxlib.cli.applications import die_with_parent
-
 READY = "fxlib: the service is at "
 END_S = 20.0
+PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
@@ -41,3 +41,9 @@ def service(folder: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def die_with_parent() -> None:
+    """Let the kernel end this process when its parent dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

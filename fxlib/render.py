@@ -16,6 +16,8 @@ from pathlib import Path
 from fxlib.serialization.files import write_whole
 from fxlib.spec.report import Report, Span, Timeline
 
+__all__ = ["chrome_trace", "figure", "page", "report_page", "svg", "timelines_of", "write_report"]
+
 IN_FLIGHT = "in_flight"
 COLOURS = {
     "forward": "#c7d7ee", "loss": "#aebfd8", "backward": "#9fc5b0", "optimizer": "#b7a9d6",

@@ -1,11 +1,13 @@
 """What has to agree with each other does: stubs with protocol, versions with pins, commands with documents."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import import_module
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -24,6 +26,9 @@ DESCRIPTIONS = [tomllib.loads((each / "pyproject.toml").read_text()) for each in
 PROJECTS = [each["project"] for each in DESCRIPTIONS]
 OURS = {project["name"] for project in PROJECTS}
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PUBLIC_MODULES = {"fxlib", "fxlib.ps", "fxlib.ps.local", "fxlib.render"}
+"""The modules whose names in `__all__` are for programs; these names, and the modules, are all that examples import."""
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 APPLICATIONS = ["ray", "fxlib_service", "fxlib_workers", "prometheus_client", "sqlalchemy"]
 
 
@@ -48,6 +53,19 @@ def stubs(folder: Path) -> dict[str, str]:
 def modules_in(folder: Path) -> list[Path]:
     files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     return files + [path for path in folder.iterdir() if (path / "__init__.py").exists()]
+
+
+def ours(module: str) -> bool:
+    return module.partition(".")[0] == "fxlib"
+
+
+def is_fxlib(value: ast.expr) -> bool:
+    return isinstance(value, ast.Name) and value.id == "fxlib"
+
+
+def is_public(module: str, name: str) -> bool:
+    whole = f"{module}.{name}"
+    return whole in PUBLIC_MODULES or (module in PUBLIC_MODULES and name in import_module(module).__all__)
 
 
 def test_the_range_of_torch_that_is_installed_is_the_one_that_a_launcher_checks() -> None:
@@ -131,3 +149,17 @@ def test_every_folder_of_three_modules_or_more_has_layers_that_leave_no_module_o
 
     large = {folder for folder, modules in folders.items() if len(modules) >= 3 and f"{folder}.*" not in independent}
     assert large - layered == set(), "name its modules in a contract of import-linter's, in pyproject.toml"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_an_example_imports_nothing_of_the_library_but_public_names(example: Path) -> None:
+    program = list(ast.walk(ast.parse(example.read_text())))
+    plain = {each.name for node in program if isinstance(node, ast.Import) for each in node.names}
+    named = {
+        (node.module or "", each.name) for node in program if isinstance(node, ast.ImportFrom) for each in node.names
+    }
+    asked = {("fxlib", node.attr) for node in program if isinstance(node, ast.Attribute) and is_fxlib(node.value)}
+
+    internal = {module for module in plain if ours(module)} - PUBLIC_MODULES
+    internal |= {f"{module}.{name}" for module, name in named | asked if ours(module) and not is_public(module, name)}
+    assert not internal

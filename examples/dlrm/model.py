@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.rpc import rpc_sync
 
+import fxlib
 from fxlib import ps
-from fxlib.spec.workload import Server, Table
 
 DENSE_FEATURES = 13
 SPARSE_FEATURES = 26
 
 
-def tables(rows: int, dim: int) -> tuple[Table, ...]:
+def tables(rows: int, dim: int) -> tuple[fxlib.Table, ...]:
     """One embedding table per categorical feature."""
-    return tuple(Table(name=f"C{i + 1}", rows=rows, dim=dim, lr=0.3) for i in range(SPARSE_FEATURES))
+    return tuple(fxlib.Table(name=f"C{i + 1}", rows=rows, dim=dim, lr=0.3) for i in range(SPARSE_FEATURES))
 
 
 class DLRM(nn.Module):
@@ -32,7 +32,7 @@ class DLRM(nn.Module):
 
     pairs: Tensor
 
-    def __init__(self, placement: Sequence[Server], *, dim: int, hidden: int) -> None:
+    def __init__(self, placement: Sequence[fxlib.Server], *, dim: int, hidden: int) -> None:
         super().__init__()
         owners = {table.name: server.name for server in placement for table in server.tables}
         self.owners = [(owners[f"C{i + 1}"], f"C{i + 1}") for i in range(SPARSE_FEATURES)]

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from fxlib.client.result import Result
+import fxlib
 from fxlib.render import chrome_trace, figure, svg, timelines_of
 
 CURVE_WIDTH, CURVE_HEIGHT = 1100, 220
 
 
-def write(folder: Path, *, result: Result, figures: Sequence[str], losses: Mapping[str, Sequence[float]]) -> None:
+def write(folder: Path, *, result: fxlib.Result, figures: Sequence[str], losses: Mapping[str, Sequence[float]]) -> None:
     """Write `report.html`, `timeline.svg` (one step before and after), `timeline.json` (Chrome trace), `losses.csv`."""
     timelines = timelines_of(result)
     table = escape("\n".join(figures))

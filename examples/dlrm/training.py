@@ -15,7 +15,6 @@ from torch.nn import functional as F
 import fxlib
 from examples.dlrm.model import DLRM
 from fxlib import ps
-from fxlib.spec.workload import Server
 
 LR = 0.001
 Batches = Sequence[fxlib.Batch]
@@ -80,7 +79,7 @@ def train(
     batches: Batches,
     *,
     steps: int,
-    servers: Sequence[Server],
+    servers: Sequence[fxlib.Server],
     start: Mapping[str, Tensor],
 ) -> list[float]:
     """Train from the given weights and the servers' first state; return the loss of each step."""

@@ -15,6 +15,8 @@ from torch.distributed import rpc
 
 from fxlib.spec.servers import Server
 
+__all__ = ["local"]
+
 _END_S = 10.0
 
 
