@@ -14,6 +14,7 @@ CVPR 2018.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -84,6 +85,7 @@ def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
     _check_levels(scale, zero_point)
     if not x.numel():
         return _fake_quantize(x)
+    _silence_quint8()
     found = torch.quantize_per_tensor(x, scale, zero_point, torch.quint8)
     # Its integers as they lie in memory: `int_repr` copies them one by one, which takes three times as long.
     return torch.empty(0, dtype=torch.uint8).set_(found.untyped_storage(), 0, found.shape, found.stride())
@@ -484,10 +486,16 @@ def _check(holds: bool, problem: str) -> None:
         raise FxlibError(problem, where="torch.ops.fxlib", hint="Have graphs with int8 layers made by `quantize`.")
 
 
-with warnings.catch_warnings():
-    # It warns once of the dtype's end in a later torch; the versions that this package takes have it.
-    warnings.simplefilter("ignore", UserWarning)
-    torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
+@functools.cache
+def _silence_quint8() -> None:
+    """Let torch warn, unheard, of the dtype's end in a later torch: it does so once.
+
+    This is no work for an import, since the first operator decides which of the processor's instructions torch uses.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
+
 
 _LIBRARY: Final = torch.library.Library(NAMESPACE, "DEF")
 for _schema, _computes, _pretends in (
