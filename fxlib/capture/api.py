@@ -1,4 +1,4 @@
-"""`fxlib.capture`: from a model to a graph in which every remote call is one node."""
+"""`fxlib.capture`: turn a model into a graph in which every remote call is one node."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
 
 _ATTEMPTS = 4
-"""The most often that a model is traced or exported: it is repeated where functions ran that were not yet observed."""
+"""Most attempts to trace or export a model; one is repeated if functions that ran were not yet observed."""
 _QUESTIONS = (rpc.get_worker_info, "owner", "owner_name")
 
 
@@ -66,10 +66,10 @@ class Options(NamedTuple):
     concrete_args: Mapping[str, Any] | None = None
     contracts: Mapping[str, Contract] | None = None
     changed: Mapping[str, Sequence[Change]] | None = None
-    """What code of the program's own has changed in mid-step, by the nodes that ran it, in their order."""
+    """Changes made in mid-step by code of the program's own, by the nodes that ran it, in their order."""
 
     def again(self, model: nn.Module, changed: Mapping[str, Sequence[Change]]) -> CapturedModule:
-        """Return a module for a step in which code of the program's own has changed what the forward reads behind it.
+        """Return a module for a step in which code of the program's own has changed what the forward reads afterwards.
 
         Raises:
             CaptureError: with these changes, the forward does something that a graph cannot hold.
@@ -77,7 +77,7 @@ class Options(NamedTuple):
         written = model.forward if isinstance(model, FunctionModel) else model
         options = self._replace(changed=changed)
         with _one_at_a_time, warnings.catch_warnings():
-            warnings.simplefilter("ignore", FxlibWarning)  # it was told when the model was captured
+            warnings.simplefilter("ignore", FxlibWarning)  # the warning was given when the model was captured
             return _traced(written, options)
 
 
@@ -95,13 +95,13 @@ def capture(
 ) -> CapturedModule:
     """Return a module that runs a graph of a model's forward, in which every remote call is one node.
 
-    The forward is traced symbolically. Where it decides by structure, sizes or flags of its values, which tracing
-    cannot know, it is exported by `torch.export` instead, if sample inputs are given.
+    The forward is traced symbolically. If it decides by the structure, sizes or flags of its values, which tracing
+    cannot know, and sample inputs are given, it is exported by `torch.export` instead.
 
-    No remote call is made, except that the owner of a live RRef is asked for its class where a method of it is called
-    for which no contract is stated. The model and everything else is left as it was; other threads may go on training.
-    Of a model that is exported, they may not run that very model meanwhile: `torch.export` puts stand-ins in the place
-    of its parameters.
+    No remote call is made, with one exception: if the forward calls a method of a live RRef for which no contract is
+    stated, the owner of the RRef is asked for its class. The model and everything else are left as they were, and other
+    threads may go on training. While a model is being exported, however, they must not run that same model:
+    `torch.export` replaces its parameters by stand-ins.
 
     Args:
         model: a module, or a function of tensors (such as a loss).
@@ -110,12 +110,12 @@ def capture(
         wrap: Python functions to keep as one node each, by whichever alias they are called.
         concrete_args: arguments that are fixed while tracing, as in `torch.fx.symbolic_trace`.
         contracts: contracts of remote functions by name ("package.module:function", "package.module:Class.method", or
-            ".method" for any object behind an RRef); they take precedence over declared ones. There is a
-            warning for a name that no call has.
-        sample_inputs: arguments of one call: by position, by name, or a `Batch`, which has both. What they leave at a
-            default of None, True or False is fixed at that while tracing. A graph that `torch.export` makes is for
-            inputs of their structure, dtypes and sizes. What cannot be exported either is traced for those sizes by
-            which it decides. With others, the original forward runs.
+            ".method" for any object behind an RRef); they take precedence over declared ones. A name that no call has
+            causes a warning.
+        sample_inputs: arguments of one call: by position, by name, or a `Batch`, which has both. Arguments that they
+            leave at a default of None, True or False are fixed at that value while tracing. A graph made by
+            `torch.export` is for inputs of the samples' structure, dtypes and sizes. A forward that cannot be exported
+            either is traced for the sizes by which it decides. With other inputs, the original forward runs.
         dynamic_shapes: the sizes that may differ from the samples', as `torch.export.export` takes them.
         how: "trace", "export", or "auto": trace, and export what cannot be traced.
 
@@ -189,7 +189,7 @@ def _check_call(model: Model) -> None:
 
 
 def _traced(model: Model, options: Options, samples: Mapping[str, Any] | None = None) -> CapturedModule:
-    """Return the graph of a trace; where `samples` are given, for arguments of their sizes if it decides by these."""
+    """Return the graph of a trace; if the forward decides by sizes, it is for the sizes of `samples`, if given."""
     traced_through = TracedThrough()
     while True:
         try:
@@ -214,9 +214,9 @@ def _traced_through(
 
 
 def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> CapturedModule:
-    """Return what an attempt captures in which all functions of the forward were observed from the start.
+    """Return the capture of the first attempt in which all functions of the forward were observed from the start.
 
-    Where a random generator was drawn from and other threads run, one more attempt tells whose draw that was.
+    If a random generator was drawn from while other threads ran, one more attempt tells whether the forward drew.
 
     Raises:
         CaptureError: no attempt succeeds, or the forward keeps stand-ins of tensors.
@@ -258,7 +258,7 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
 
 @contextmanager
 def _collecting_nothing() -> Iterator[None]:
-    """Switch garbage collection off: finalizers are no part of the forward, and new stand-ins are found at once."""
+    """Switch garbage collection off: finalizers are not part of the forward, and new stand-ins are found at once."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -311,7 +311,7 @@ def _traced_once(
 
 
 def _capture_inside(captured: CapturedModule, options: Options) -> None:
-    """Make graphs of the modules inside `DistributedDataParallel`, from which a worker can build them."""
+    """Make graphs of the modules inside `DistributedDataParallel`, so that a worker can build these modules."""
     inner = options._replace(concrete_args=None, contracts=None)
     for path in dict.fromkeys(str(node.target) for node in captured.graph.nodes if node.op == "call_module"):
         called = submodule(captured, path)
@@ -319,7 +319,7 @@ def _capture_inside(captured: CapturedModule, options: Options) -> None:
             classes = (type(each).__module__ for _, each in local_modules(called.module))
             if not all(each.startswith("torch.nn.modules.") for each in classes):
                 keep_body(called, None)
-                with suppress(CaptureError):  # the module inside is then known to the launcher alone
+                with suppress(CaptureError):  # then only the launcher knows the module inside
                     body = _traced(called.module, inner)
                     keep_body(called, body, closed=is_closed_graph(body))
                     conditions = captured._fxlib.conditions
@@ -372,7 +372,7 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
     refuse_out(graph, grad_enabled=torch.is_grad_enabled())
     refuse_shared_writes(graph, tracer.root, tracer.recorder.sharing())
     for node in graph.nodes:
-        # Generated code would otherwise wrap the function again at every recompile, and for good.
+        # Otherwise, generated code would wrap the function again at every recompile, permanently.
         node.meta.pop("is_wrapped", None)
     facts = tracer.recorder.facts(graph)
     asked = FixedAnswers(
@@ -391,7 +391,7 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
 
 
 def _name_fixed_arguments(graph: Graph, concrete: Mapping[str, Any]) -> dict[str, Any]:
-    """Give fixed arguments their own names back, to which torch.fx adds numbers, and return their values.
+    """Remove the numbers that torch.fx adds to the names of fixed arguments, and return the values of these arguments.
 
     Containers keep the numbered names, since the graph takes their elements one by one.
     """
@@ -400,7 +400,7 @@ def _name_fixed_arguments(graph: Graph, concrete: Mapping[str, Any]) -> dict[str
         name = str(node.target).removesuffix("_1")
         if node.op == "placeholder" and name in fixed:
             node.target = name
-        elif node.target is _assert_is_none:  # a private function of torch.fx, which nobody else need know
+        elif node.target is _assert_is_none:  # a private function of torch.fx that need not be known elsewhere
             with graph.inserting_before(node):
                 same = graph.call_function(operator.eq, (node.args[0], None))
             node.target, node.args = torch._assert, (same, *node.args[1:])

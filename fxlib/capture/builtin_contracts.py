@@ -1,4 +1,4 @@
-"""Contracts that need no declaration: of torch functions, and of forwards of `torch.nn` modules behind an RRef."""
+"""Contracts that need no declaration: of torch functions, and of the forwards of `torch.nn` modules behind RRefs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ GENERATOR = "generator"
 MODULE_READ = Contract(reads=frozenset({PARAMETERS}))
 RANDOM = Contract(writes=frozenset({GENERATOR}))
 
-# Their forwards draw random numbers or update buffers in training mode, or may do so by what they contain. The mode of
-# a module on another machine is not known, and may change without a word to us.
+# The forwards of these modules draw random numbers or update buffers in training mode, or the modules that they contain
+# may do so. The mode of a module on another machine is not known, and may change unnoticed.
 _NOT_READS: tuple[type, ...] = (
     *(_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.MultiheadAttention, RNNBase),
     *(nn.Transformer, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoder),
@@ -38,13 +38,13 @@ _RANDOM_FUNCTIONS = frozenset(
     | {"fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices", "multi_head_attention_forward"}
     | {"rand_like", "randn_like", "randint_like", "scaled_dot_product_attention"}
 )
-# These update running statistics, or drop out, as their arguments say.
+# Whether these functions update running statistics or drop elements depends on their arguments.
 _DEPENDS = frozenset({"batch_norm", "instance_norm", "lstm", "gru", "rnn_tanh", "rnn_relu", "embedding_renorm"})
 _CASTS = frozenset({"bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short"})
 
 
 def of_function(name: str, kwargs: Mapping[str, object]) -> Contract | None:
-    """Return the contract of a function of torch, operator or builtins, by its name "module:qualname"."""
+    """Return the contract of a function of `torch`, `operator` or `builtins`, given its name "module:qualname"."""
     module, _, qualname = name.partition(":")
     if module in ("_operator", "builtins"):
         return None if qualname.startswith(("i", "set", "del")) and module == "_operator" else PURE
@@ -63,18 +63,18 @@ def of_function(name: str, kwargs: Mapping[str, object]) -> Contract | None:
 def of_method(cls: type, method: str) -> Contract | None:
     """Return the contract of a method of a `torch.nn` module or a tensor behind an RRef."""
     if cls is torch.Tensor or cls is nn.Parameter:
-        return None  # the tensor behind the RRef is state, and who writes it is not known
+        return None  # the tensor behind the RRef is state, and its writers are not known
     is_own = cls.__module__.startswith("torch.nn.modules.") and issubclass(cls, nn.Module)
     if not is_own or method not in ("forward", "__call__") or issubclass(cls, _NOT_READS):
         return None
-    if issubclass(cls, _NormBase):  # batch norm, and instance norm that may track statistics
+    if issubclass(cls, _NormBase):  # batch norm, and instance norm, which may track statistics
         return None
     return PURE if cls.__module__ == "torch.nn.modules.loss" else MODULE_READ
 
 
 @functools.cache
 def _of_operator(name: str) -> Contract | None:
-    """Ask torch's own schemas: pure, if no overload writes its arguments or draws random numbers."""
+    """Return a pure contract if, by torch's own schemas, no overload writes its arguments or draws random numbers."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return None

@@ -1,4 +1,4 @@
-"""Capture further graphs of a model for its variants, such as evaluation, or calls without a mask."""
+"""Capture further graphs of a model for its variants, such as evaluation or calls without a mask."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _FLAG_SETTERS = ("train", "eval")
 def capture_variant(main: CapturedModule, variant: Variant, workload: Workload) -> CapturedModule:
     """Capture the model of `main` as a variant of its workload calls it, and leave the model as it was.
 
-    A variant that cannot be traced is exported with one of its batches. Where the main graph was exported, so is this.
+    A variant that cannot be traced is exported with one of its batches. If the main graph was exported, so is the
+    variant.
 
     Raises:
-        CaptureError: `main` has no model, the model says for itself what its training flags are, or its forward does
-            something in this variant that a graph cannot hold.
+        CaptureError: `main` has no model, the model sets its training flags itself, or its forward does something in
+            this variant that a graph cannot hold.
     """
     original, where = main._fxlib.original, f"variant {variant.name!r}"
     if original is None:
@@ -39,7 +40,7 @@ def capture_variant(main: CapturedModule, variant: Variant, workload: Workload) 
     fixed = {name: each for name, each in (options.concrete_args or {}).items() if name not in given}
     exported = isinstance(main.graph._codegen, GuardedCodeGen)
     with mode_of(main, variant), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FxlibWarning)  # of contracts that this variant has no call for
+        warnings.simplefilter("ignore", FxlibWarning)  # about contracts that no call of this variant has
         return capture(
             original,
             tracer_class=options.tracer_class,
@@ -58,7 +59,7 @@ def mode_of(main: CapturedModule, variant: Variant) -> Iterator[None]:
     """Set the mode of a variant for the block: grad mode, and the training flags of all modules of `main`'s model.
 
     Raises:
-        CaptureError: a module says for itself what its training flags are.
+        CaptureError: a module sets its training flags itself.
     """
     modules = [main, *(each for _, each in local_modules(main._fxlib.original or main))]
     flags = [each.training for each in modules]

@@ -1,4 +1,4 @@
-"""Convert whatever holds a model to a module or a graph: a module, a graph of torch.fx, or an exported program."""
+"""Convert any form of a model to a module or a graph: a module, a graph of torch.fx, or an exported program."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram, ShapesCollection
 
 Model: TypeAlias = "nn.Module | ExportedProgram"
-"""A module of any kind (as written, captured, or a graph of torch.fx), or what `torch.export.export` returns."""
+"""A module of any kind (as written, captured, or a graph of torch.fx), or a program that `torch.export` has made."""
 
 
 def as_module(model: Model) -> nn.Module:
-    """Return a module that runs: the given one, or the graph of an exported program.
+    """Return a module that can run: the given one, or the graph of an exported program.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the model is neither.
         CaptureError: the exported program holds something that a graph of fxlib cannot.
     """
     if isinstance(model, nn.Module):
@@ -39,16 +39,17 @@ def as_module(model: Model) -> nn.Module:
 def as_graph(
     model: Model, samples: Sequence[Batch] = (), *, contracts: Mapping[str, Contract] | None = None
 ) -> GraphModule:
-    """Return the graph of a model: the given one, or one captured of it.
+    """Return the graph of a model: the given graph, or one captured from the model.
 
     Args:
-        model: what holds the model. A graph is returned unchanged.
-        samples: batches with which a model that cannot be traced is exported. Sizes in which they differ may vary.
-        contracts: of remote functions that declare none, by name; only of what is captured here.
+        model: the model in any form. A graph is returned unchanged.
+        samples: batches with which a model that cannot be traced is exported. Sizes that differ between batches may
+            vary.
+        contracts: contracts of remote functions that declare none, by name; they count only for models captured here.
 
     Raises:
-        TypeError: it holds no model.
-        CaptureError: it cannot be captured.
+        TypeError: `model` is no form of a model.
+        CaptureError: the model cannot be captured.
     """
     module = as_module(model)
     if isinstance(module, GraphModule):

@@ -1,4 +1,4 @@
-"""Find the contract of a remote call: stated in the request, declared by the function's author, or known of torch."""
+"""Find the contract of a remote call: stated in the request, declared by the function's author, or known for torch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Declarations:
     """Finds the contract of each remote call of one capture.
 
     Args:
-        stated: contracts by "package.module:qualname", or by ".method" for methods of objects behind RRefs; of one
-            RRef's alone, by "attribute.method".
-        forward: the function to be captured, whose signature may name classes: `table: RRef[Embedding]`.
+        stated: contracts by "package.module:qualname", by ".method" for methods of objects behind any RRef, or by
+            "attribute.method" for methods of the object behind one RRef.
+        forward: the function to be captured. Its signature may name classes: `table: RRef[Embedding]`.
     """
 
     def __init__(self, stated: Mapping[str, Contract], forward: Callable[..., Any]) -> None:
@@ -55,7 +55,7 @@ class Declarations:
         return self._stated_for(kind.function) or kind.contract
 
     def of_method(self, rref: Any, method: str, holder: str) -> Contract | None:
-        """Return the contract of a method of the object behind an RRef, which `holder` leads to, or None if unknown."""
+        """Return the contract of a method of the object behind an RRef found at `holder`, or None if it is unknown."""
         if (stated := self._stated_for(f"{holder}.{method}") or self._stated_for(f".{method}")) is not None:
             return stated
         kind = self._class_behind(rref)
@@ -63,11 +63,11 @@ class Declarations:
         return found or (None if kind is None else builtin_contracts.of_method(kind, method))
 
     def of_method_called(self, method: Callable[..., Any], helpers: Contract | None) -> Contract | None:
-        """Return the contract of a method that a helper calls on the object behind an RRef."""
+        """Return the contract of a method that an RRef's helper calls on the object behind it."""
         return contract_lookup.of_method_called(method, helpers, self._stated_for, builtin_contracts.of_method)
 
     def of_value(self, rref: Any) -> Contract | None:
-        """Return the effects of fetching an RRef's value: those of the read that made the value, else unknown."""
+        """Return the contract of fetching an RRef's value: that of the read that made it, or None if it is unknown."""
         made = self._values.get(rref.node) if isinstance(rref, Proxy) else None
         return made if made is not None and made.is_read else None
 
@@ -78,7 +78,7 @@ class Declarations:
             self._classes[node] = function
 
     def note_fetched(self, rref: Any) -> None:
-        """Note, once for each function, that the gradient of a fetched value is not pushed."""
+        """Record, once for each function, that the gradient of a fetched value is not pushed."""
         made = rref.node if isinstance(rref, Proxy) else None
         if made is None or made.target is not ops.create or not torch.is_grad_enabled():
             return
@@ -90,7 +90,7 @@ class Declarations:
             )
 
     def unused(self) -> list[str]:
-        """Return the names with a stated contract that no call had."""
+        """Return the names that have a stated contract but were not called."""
         return [name for name in self._stated if name not in self._asked]
 
     def _stated_for(self, name: str) -> Contract | None:
@@ -101,7 +101,7 @@ class Declarations:
         key = rref.node if isinstance(rref, Proxy) else id(rref)
         if key not in self._classes:
             self._classes[key] = self._annotated(rref.node) if isinstance(rref, Proxy) else _asked(rref)
-            self._alive.append(rref)  # an id is good for as long as the object lives
+            self._alive.append(rref)  # an id is valid only as long as the object lives
         return self._classes[key]
 
     def _annotated(self, node: Node) -> type | None:
@@ -112,20 +112,20 @@ class Declarations:
 def _hints(forward: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(forward)
-    except Exception:  # noqa: BLE001 - annotations may hold anything, and need not be there
+    except Exception:  # noqa: BLE001 - annotations may hold anything, and may be missing
         return {}
 
 
 def _asked(rref: Any) -> type | None:
-    """Ask the owner for the class: the one question that a capture may put to a server."""
+    """Ask the owner for the class; this is the only request that a capture may make to a server."""
     if not rpc.api._is_current_rpc_agent_set():
         return None
     with suspended():
         try:
             if rref.is_owner():
                 return type(rref.local_value())
-            # Asked in the blocking way, a later asynchronous question would get the class where it expects a future.
+            # After a blocking request, a later asynchronous one would get the class where it expects a future.
             found = rref._get_type(_TYPE_QUERY_TIMEOUT_S, blocking=False).wait()
-        except Exception:  # noqa: BLE001 - an owner that does not answer leaves the contract unknown, and no more
+        except Exception:  # noqa: BLE001 - if an owner does not answer, only the contract is unknown
             return None
     return found if isinstance(found, type) else None

@@ -1,6 +1,6 @@
-"""Errors and the handlers of the program around what it computes: a graph cannot catch errors.
+"""Errors of captures, and the program's own error handlers around what it computes: a graph cannot catch errors.
 
-What ends a capture ends it even where the program that is captured catches it.
+An error that ends a capture ends it even if the captured program catches the error.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ NOT_OF_TENSORS = frozenset(
 )
 """Names of the exceptions that no operation on tensors raises."""
 OF_TYPES = NOT_OF_TENSORS | {"TypeError", "NotImplementedError"}
-"""Those that none raises either where the classes, dtypes and sizes of all tensors are known."""
+"""Names of the exceptions that no operation on tensors raises if the tensors' classes, dtypes and sizes are known."""
 _ENDS = ("RERAISE", "POP_EXCEPT")
 
 
 def capture_error(problem: str, *, hint: str, where: str = "") -> CaptureError:
-    """Return the error to raise; `where` is by default the user's statement that is running.
+    """Return the error to raise; by default, `where` is the user's statement that is running.
 
-    The error is also noted, because an `except` of the user's may catch it: the forward would then go on in a way in
-    which it never runs.
+    The error is also recorded, because the user's own `except` may catch it; the forward would then continue on a path
+    that it never takes in a run.
     """
     error = CaptureError(problem, where=where or source.here(), hint=hint)
     getattr(_thread, "errors", []).append(error)
@@ -42,7 +42,7 @@ def unswallowed() -> Iterator[None]:
     """Raise the first error that `capture_error` made in the block, even if the block caught it.
 
     Raises:
-        CaptureError: there was such an error.
+        CaptureError: the block made such an error.
     """
     errors: list[CaptureError] = []
     _thread.errors = errors
@@ -71,12 +71,12 @@ def refuse_guarded(frame: FrameType | None, end: FrameType | None, *, never_rais
 def guarding_handler(
     frame: FrameType | None, end: FrameType | None, *, never_raised: Collection[str] = frozenset()
 ) -> str:
-    """Return file:line of the user's innermost statement under a `try` with `except` that is running, or "".
+    """Return file:line of the user's innermost running statement in a `try` with an `except`, or "" if there is none.
 
     Args:
         frame: the innermost frame.
-        end: the frame at which the user's end.
-        never_raised: names of exceptions: handlers of these alone do not count.
+        end: the frame at which the user's frames end.
+        never_raised: names of exceptions; a handler of these alone does not count.
     """
     while frame is not None and frame is not end:
         code = frame.f_code
@@ -87,7 +87,7 @@ def guarding_handler(
 
 
 def handles(code: CodeType, place: int, scope: Collection[str], *, never_raised: Collection[str]) -> bool:
-    """Whether an `except` guards the instruction at an offset; names that `scope` has are no builtin exceptions."""
+    """Return whether an `except` guards the instruction at an offset; names in `scope` are not builtin exceptions."""
     return any(
         start <= place < stop and not (names and names.issubset(never_raised) and names.isdisjoint(scope))
         for start, stop, names in _guarded(code)
@@ -96,13 +96,14 @@ def handles(code: CodeType, place: int, scope: Collection[str], *, never_raised:
 
 @functools.lru_cache(maxsize=1024)
 def _guarded(code: CodeType) -> tuple[tuple[int, int, frozenset[str]], ...]:
-    """Return the ranges of the code in a `try` with an `except`; `with` and `finally` only pass exceptions on.
+    """Return the ranges of the code that a `try` with an `except` guards; `with` and `finally` only pass exceptions on.
 
-    Each range comes with the classes that it catches, if no operation on tensors raises any of them.
+    Each range comes with the names of the classes that its handler catches, if operations on tensors raise none of
+    them.
     """
     instructions = list(dis.get_instructions(code))
     place = {instruction.offset: index for index, instruction in enumerate(instructions)}
-    # `dis` shows the table, and has no public way to read it.
+    # `dis` prints the table, but has no public function that reads it.
     table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
     return tuple(
         (entry.start, entry.end, _caught(instructions[place[entry.target] :]))
@@ -112,7 +113,7 @@ def _guarded(code: CodeType) -> tuple[tuple[int, int, frozenset[str]], ...]:
 
 
 def _caught(handler: list[dis.Instruction]) -> frozenset[str]:
-    """Return the names of the classes that a handler catches, if they are all known to be none of a tensor's errors."""
+    """Return the names of the classes that a handler catches, if operations on tensors surely raise none of them."""
     found: set[str] = set()
     waiting: set[str] = set()
     for each in handler:

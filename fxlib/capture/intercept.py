@@ -1,9 +1,9 @@
-"""Interception of calls during a capture, under every alias of a function, and in the capturing thread alone.
+"""Interception of calls during a capture, under every alias of a function, and only in the capturing thread.
 
 A function such as `rpc_sync` may have been imported under any name, held by a closure, a default argument or a
-`functools.partial`. Patching names would miss some of them, so the function object itself is given other code for the
-time of the capture: all of its aliases follow, wherever they are. The code asks whether this thread captures; if it
-does not, the original runs.
+`functools.partial`. Patching names would miss some of these aliases, so the function object itself is given other code
+during the capture, and all of its aliases follow, wherever they are. The new code checks whether this thread is
+capturing; if it is not, the original runs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, Self, cast
 
 Call = Callable[..., Any]
 Replace = Callable[[Call], Call]
-"""A function from the original to what runs in its place."""
+"""A function that takes the original and returns its replacement."""
 
 _SLOT = "the redirection stands here"
 _thread = threading.local()
 
 
 class Interception:
-    """The replacements of one capture, seen by the thread that entered it. One capture at a time may have any."""
+    """The replacements of one capture, seen by the thread that entered it. Only one capture at a time may have any."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
@@ -40,7 +40,7 @@ class Interception:
         self._undo.close()
 
     def function(self, function: Call, replace: Replace) -> None:
-        """Replace a Python function, under whatever alias it is called."""
+        """Replace a Python function, whatever alias it is called by."""
         if not isinstance(function, FunctionType):
             raise TypeError(f"{function!r} is no Python function")
         code = function.__code__
@@ -55,7 +55,7 @@ class Interception:
         function.__code__ = _code_that_calls(redirection, code)
 
     def method(self, owner: type | ModuleType, name: str, replace: Replace) -> None:
-        """Replace a method, or a function of a module, that an extension defines, in C or C++; it may be inherited."""
+        """Replace a method, or a module's function, that a C or C++ extension defines; the method may be inherited."""
         inherited = name not in owner.__dict__
         original = getattr(owner, name) if inherited else owner.__dict__[name]
         replacement = replace(original)
@@ -69,13 +69,13 @@ class Interception:
 
 
 def is_capturing() -> bool:
-    """Whether calls of this thread are being captured right now."""
+    """Return whether calls of this thread are being captured right now."""
     return getattr(_thread, "capturing", False)
 
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Let calls of this thread through to the originals."""
+    """Let calls of this thread reach the originals during the block."""
     before, _thread.capturing = is_capturing(), False
     try:
         yield
@@ -97,7 +97,7 @@ def _closed_template(variable: object) -> FunctionType:
 
 
 def _code_that_calls(redirection: Call, code: CodeType) -> CodeType:
-    """Return code that passes its arguments on; it has as many free variables as `code`, since the closure stays.
+    """Return code that passes its arguments on; it has as many free variables as `code`, because the closure is kept.
 
     The redirection is a constant of the code, so a call that began before the end of the capture still finds it.
     """
@@ -105,7 +105,7 @@ def _code_that_calls(redirection: Call, code: CodeType) -> CodeType:
     constants = tuple(redirection if value == _SLOT else value for value in template.co_consts)
     if not code.co_freevars:
         return template.replace(co_consts=constants, co_name=code.co_name)
-    # The first instruction copies the closure's cells into the frame; its argument says how many they are.
+    # The first instruction copies the closure's cells into the frame; its argument is their number.
     if template.co_code[0] != dis.opmap["COPY_FREE_VARS"]:
         raise RuntimeError(f"fxlib does not know the code of Python {sys.version}")
     copying = bytes([template.co_code[0], len(code.co_freevars)]) + template.co_code[2:]
@@ -113,9 +113,9 @@ def _code_that_calls(redirection: Call, code: CodeType) -> CodeType:
 
 
 def leave_logging_alone(interception: Interception) -> None:
-    """Let factories and handlers of log records run unobserved, those of libraries such as Ray among them.
+    """Let factories and handlers of log records run unobserved, including those of libraries such as Ray.
 
-    torch logs what it does while it exports; whether the forward itself logs is seen where it calls the logger.
+    torch logs during an export; whether the forward itself logs is seen where it calls the logger.
     """
     for function in (logging.Logger.makeRecord, logging.Logger.handle):
         interception.function(function, _unobserved)

@@ -1,4 +1,4 @@
-"""Note on every node of a captured graph its place in the program, and whether it takes a gradient."""
+"""Annotate every node of a captured graph with its position in the program and whether it takes a gradient."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fxlib.runtime import is_call, is_wait
 from fxlib.runtime.ops.calls import COLLECTIVE, kind_of
 from fxlib.runtime.ops.registry import TRACKERS
 
-# Their results are integers or booleans, whatever they are given.
+# The results of these are integers or booleans, whatever their arguments are.
 _WITHOUT_GRADIENT = frozenset(
     {"long", "int", "bool", "byte", "short", "char", "argmax", "argmin", "argsort", "eq", "ne", "lt", "le", "gt", "ge"}
     | {"isnan", "isinf", "isfinite", "logical_and", "logical_or", "logical_not", "logical_xor", "nonzero", "bincount"}
@@ -47,13 +47,13 @@ def _requires_grad(node: Node, root: nn.Module, *, grad_enabled: bool) -> bool |
     if node.op == "get_attr":
         value = attribute_of(root, str(node.target))
         if isinstance(value, nn.Parameter) and (value.is_floating_point() or value.is_complex()):
-            return True  # frozen now, perhaps, and unfrozen by the time of a step
+            return True  # a parameter frozen now may be unfrozen by the time of a step
         return bool(getattr(value, "requires_grad", False))
     if node.op in ("placeholder", "output") or node.kwargs.get("requires_grad"):
         return None
     name = _name(node.target)
     if node.target in TRACKERS and grad_enabled:
-        return None  # takes one if the result is of a floating type, which only the server knows
+        return None  # it takes a gradient if the result has a floating type, which only the server knows
     if name in _WITHOUT_GRADIENT and node.op != "call_module":
         return False
     remote = (is_call(node) or is_wait(node)) and kind_of(node) is not COLLECTIVE
@@ -69,7 +69,7 @@ def _name(target: Any) -> str:
 
 
 def _from_inputs(node: Node, name: str, *, grad_enabled: bool) -> bool | None:
-    """Return False where the inputs or the grad mode tell that the result takes no gradient, else None for unknown."""
+    """Return False if the inputs or the grad mode show that the result takes no gradient, or None if it is unknown."""
     inputs = [value.meta.get("requires_grad") for value in node.all_input_nodes]
     if all(value is False for value in inputs) and not name.endswith("requires_grad_"):
         return False
@@ -78,7 +78,7 @@ def _from_inputs(node: Node, name: str, *, grad_enabled: bool) -> bool | None:
 
 
 def attribute_of(root: Any, path: str) -> Any:
-    """Return what a `get_attr` node reads; None if there is no such thing."""
+    """Return the value that a `get_attr` node with this path reads, or None if there is no such attribute."""
     for part in path.split("."):
         root = getattr(root, part, None)
     return root

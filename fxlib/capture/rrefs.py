@@ -1,4 +1,4 @@
-"""Find where a model holds its RRefs: in its modules' attributes, in containers there, or in a `RemoteModule`."""
+"""Find where a model holds its RRefs: in attributes of its modules, in containers there, or in a `RemoteModule`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEPTH = 4
 
 
 class RRefPlaces:
-    """Paths of the RRefs that are attributes of a model's modules, and names for those that lie deeper."""
+    """The paths of the RRefs that are attributes of a model's modules, and names for those that lie deeper."""
 
     def __init__(self, root: nn.Module) -> None:
         self._paths: dict[int, str] = {}
@@ -42,11 +42,11 @@ class RRefPlaces:
         return self._paths.get(id(rref))
 
     def hint_of(self, rref: object) -> str:
-        """Return a name that says where the RRef was found: `tables_3` for `self.tables[3]`."""
+        """Return a name that tells where the RRef was found: `tables_3` for `self.tables[3]`."""
         return self._hints.get(id(rref), "rref")
 
     def ways(self) -> list[Entry]:
-        """Return the attributes and container entries that led to the RRefs that were asked for."""
+        """Return the attributes and container entries that lead to the RRefs whose paths were requested."""
         found = [entry for rref in self._looked_up for entry in self._ways.get(rref, ())]
         return list({(id(each.container), each.key): each for each in found}.values())
 
@@ -66,7 +66,7 @@ class RRefPlaces:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value holds no RRefs, as far as its type and its size tell; most do not."""
+    """Return whether a value's type and size show that it holds no RRefs, as is the case for most values."""
     return type(value) in _PLAIN or isinstance(value, torch.Tensor) or (type(value) in _CONTAINERS and not value)
 
 
@@ -88,4 +88,4 @@ def _entries(value: Any) -> Iterator[Entry]:
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
 _CONTAINERS = frozenset({dict, list, tuple, set, OrderedDict})
 _LIBRARIES = frozenset({"builtins", "torch", "numpy"})
-"""Packages whose objects hold no RRefs of the user's."""
+"""Packages whose objects hold none of the user's RRefs."""

@@ -28,7 +28,7 @@ _SINGLETONS = (None, True, False)
 
 
 def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) -> Samples:
-    """Bind samples, positional or by name or both, and arguments fixed by `concrete_args`, to the forward's parameters.
+    """Bind samples, given by position or name, and arguments fixed by `concrete_args`, to the forward's parameters.
 
     Leading parameters become positional, so that a run may pass them either way.
 
@@ -69,13 +69,13 @@ def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) ->
 
 
 def arguments_given(forward: Callable[..., Any], given: Given) -> frozenset[str]:
-    """Return the names of the arguments that samples have."""
+    """Return the names of the arguments that the samples give."""
     positional, named = _split(given)
     return frozenset([*list(inspect.signature(forward).parameters)[: len(positional)], *named])
 
 
 def left_at_defaults(forward: Callable[..., Any], given: Given) -> dict[str, Any]:
-    """Return the arguments that samples leave at their defaults, where these are None, True or False."""
+    """Return the arguments that the samples leave at their defaults, if these are None, True or False."""
     names = arguments_given(forward, given)
     parameters = inspect.signature(forward).parameters.values()
     left = (each for each in parameters if each.name not in names)

@@ -19,11 +19,11 @@ CAPTURE = str(Path(__file__).parent) + "/"
 _LIBRARIES = (TORCH, str(Path(__file__).parents[1]) + "/", "<")
 STANDARD = sysconfig.get_path("stdlib") + "/"
 _DECORATORS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")
-GENERATED = "_remote_module_"  # torch writes the methods of a RemoteModule into a temporary file
+GENERATED = "_remote_module_"  # torch writes the methods of a RemoteModule to a temporary file
 
 
 def user_frames(frame: FrameType | None, end: FrameType | None) -> Iterator[tuple[CodeType, int]]:
-    """Yield code and line of the user's frames, innermost first, up to (without) the frame `end`."""
+    """Yield the code and line of each of the user's frames, innermost first, up to but without the frame `end`."""
     while frame is not None and frame is not end:
         code = frame.f_code
         if is_users(code):
@@ -39,7 +39,7 @@ def here(end: FrameType | None = None) -> str:
 
 
 def line_at(where: str) -> str:
-    """Return the line at file:line as it is written, or "" if it cannot be read."""
+    """Return the source line at file:line, or "" if it cannot be read."""
     file, _, line = where.rpartition(":")
     return linecache.getline(file, int(line)).strip() if file else ""
 
@@ -60,7 +60,7 @@ def of_definition(thing: object) -> str:
 
 
 def is_users(code: CodeType) -> bool:
-    """Whether the code is neither torch's, nor Python's, nor fxlib's own, nor generated."""
+    """Return whether code is the user's: not torch's, Python's or fxlib's own, and not generated."""
     return _is_users(code.co_filename)
 
 
@@ -71,7 +71,7 @@ def _is_users(name: str) -> bool:
 
 
 def asked_by_users(frame: FrameType | None) -> bool:
-    """Whether the frame is the user's, or that of a decorator of torch's around what the user called."""
+    """Return whether the frame is the user's, or that of a torch decorator around a function that the user called."""
     while frame is not None and frame.f_code.co_filename.endswith(_DECORATORS):
         frame = frame.f_back
     return frame is not None and is_users(frame.f_code)
@@ -79,7 +79,7 @@ def asked_by_users(frame: FrameType | None) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def described(frames: tuple[tuple[CodeType, int], ...]) -> tuple[str, str]:
-    """Return file:line of the innermost frame, and a stack trace of all as `traceback` formats it."""
+    """Return file:line of the innermost frame, and a stack trace of all frames as `traceback` formats it."""
     code, line = frames[0]
     return f"{code.co_filename}:{line}", "\n".join(_trace_line(*frame) for frame in reversed(frames)).strip()
 

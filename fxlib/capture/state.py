@@ -25,7 +25,7 @@ Same = Callable[[Any, Any], bool]
 
 
 def equal_copies(new: Any, old: Any) -> bool:
-    """Whether two values are one object, or containers of the same objects: `torch.export` copies containers."""
+    """Return whether two values are one object, or containers of the same objects: `torch.export` copies containers."""
     if new is old or type(new) is not type(old):
         return new is old
     if isinstance(new, dict):
@@ -37,12 +37,12 @@ def equal_copies(new: Any, old: Any) -> bool:
 
 @contextmanager
 def unchanged(model: object, added: Collection[str], *, same: Same = operator.is_) -> Iterator[None]:
-    """Undo what the block does to the model's modules: attributes, state, containers, random generators held there.
+    """Undo the block's changes to the model's modules: to their attributes, state, containers and random generators.
 
     Args:
         model: the model; a function has no state.
-        added: attributes of the model that the tracer adds meanwhile.
-        same: tells of a new and an old value whether the replacement counts as no change.
+        added: attributes that the tracer adds to the model during the block.
+        same: takes a new and an old value, and returns whether the replacement does not count as a change.
 
     Raises:
         CaptureError: the block changed something.
@@ -71,7 +71,7 @@ def unchanged(model: object, added: Collection[str], *, same: Same = operator.is
 
 
 def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """Yield what may change: the attributes of each module, and the containers and generators among them."""
+    """Yield the objects that may change: each module's table of attributes, and the containers and generators in it."""
     for _, module in local_modules(model):
         yield module, "", module.__dict__
         for name, value in module.__dict__.items():
@@ -80,7 +80,7 @@ def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
 
 
 def _forget_cached(module: nn.Module, known: Collection[str]) -> None:
-    """Forget properties that were computed for the first time, and no traced value: they would be again."""
+    """Drop cached properties that were first computed meanwhile and hold no traced value: a run recomputes them."""
     for name in [each for each in module.__dict__ if each not in known]:
         computed = isinstance(getattr(type(module), name, None), functools.cached_property)
         if computed and not isinstance(module.__dict__[name], Proxy):
@@ -88,7 +88,7 @@ def _forget_cached(module: nn.Module, known: Collection[str]) -> None:
 
 
 def _generator_state(value: Any) -> Any:
-    """Return the state of a random generator of Python's or NumPy's; None of anything else."""
+    """Return the state of a random generator of Python or NumPy, and None for any other value."""
     if isinstance(value, random.Random):
         return value.getstate()
     bits = getattr(value, "bit_generator", None) if type(value).__module__.startswith("numpy.random") else None
@@ -100,7 +100,7 @@ def _snapshot(value: Any) -> Any:
 
 
 def _difference(value: Any, copy: Any, ignored: Collection[str], same: Same) -> str:
-    """Return what differs, in words; empty if nothing does."""
+    """Return a description of what differs, or an empty text if nothing does."""
     if isinstance(value, dict):
         names = [key for key in {**copy, **value} if key not in ignored]
         return next((str(key) for key in names if not same(value.get(key, _ABSENT), copy.get(key, _ABSENT))), "")
@@ -128,17 +128,17 @@ def _restore(value: Any, copy: Any, ignored: Collection[str]) -> None:
 
 
 class DrawnError(CaptureError):
-    """A generator was drawn from while a forward was captured."""
+    """The error of a forward that was captured while somebody drew from a random generator."""
 
     others: bool
-    """Whether other threads ran, one of which may have drawn."""
+    """Whether other threads were running, one of which may have drawn."""
 
 
 @contextmanager
 def generators_unused(forward: object) -> Iterator[None]:
-    """Refuse a block that draws from the random generators of Python or NumPy: each run would see the same numbers.
+    """Refuse a block that draws from Python's or NumPy's random generators: each run would see the same numbers.
 
-    The generators are put back, unless other threads run, which may have drawn numbers as well.
+    The generators are put back, unless other threads are running, which may have drawn numbers as well.
 
     Raises:
         DrawnError: a generator was drawn from.
@@ -168,7 +168,7 @@ def _generators() -> list[tuple[str, Callable[[], Any], Callable[[Any], None]]]:
         ("Python's random generator", random.getstate, random.setstate)
     ]
     if "numpy" in sys.modules:
-        numpy_random = importlib.import_module("numpy.random")  # which NumPy imports at its first use
+        numpy_random = importlib.import_module("numpy.random")  # NumPy imports it at its first use
         found.append(("NumPy's random generator", numpy_random.get_state, numpy_random.set_state))
     return found
 

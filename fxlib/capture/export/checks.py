@@ -181,7 +181,7 @@ def _denied(original: Call) -> Call:
 
 
 def asked_by_program(frame: FrameType | None) -> bool:
-    """Whether the frame is the program's own, or that of a function of torch.nn which the program calls."""
+    """Return whether the frame is the program's own, or that of a function of torch.nn which the program calls."""
     while frame is not None and frame.f_code.co_filename in _RELAYS:
         frame = frame.f_back
     return frame is not None and (source.asked_by_users(frame) or frame.f_code.co_filename.startswith(_FRONT))

@@ -422,7 +422,7 @@ def _found(module: nn.Module, path: str) -> Any:
 
 
 def _holds(module: nn.Module, path: str) -> bool:
-    """Whether a model or one of its modules has an attribute at a path."""
+    """Return whether a model or one of its modules has an attribute at a path."""
     *above, name = path.split(".")
     for each in above:
         found = module._modules.get(each)

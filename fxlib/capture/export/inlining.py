@@ -140,7 +140,7 @@ class Replay:
         """Nodes that compute sizes; of inputs whose sizes were not asked for yet, (placeholder, dimension)."""
 
     def handles(self, node: Node) -> bool:
-        """Whether the node is the exporter's operator for a recorded call."""
+        """Return whether the node is the exporter's operator for a recorded call."""
         return node.target is OPERATOR
 
     def note(self, node: Node) -> None:

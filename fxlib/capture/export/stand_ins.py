@@ -200,7 +200,7 @@ def _steps(path: Sequence[Any]) -> tuple[tuple[str, Any], ...] | None:
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two stand-ins share their memory and have the same metadata."""
+    """Return whether two stand-ins share their memory and have the same metadata."""
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
     return one.shape == other.shape and one.stride() == other.stride()
@@ -227,6 +227,6 @@ def state_of(module: nn.Module, tensor: torch.Tensor) -> tuple[nn.Module, str, s
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether one tensor is the other, but for its history."""
+    """Return whether one tensor is the other, but for its history."""
     alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
     return alike and one.numel() > 0 and one.data_ptr() == other.data_ptr()

@@ -179,7 +179,7 @@ class ArgumentAssumptions:
         return lambda _: kind
 
     def _has(self, proxy: Proxy, name: str) -> bool:
-        """Whether a traced value has an attribute: its class has, or nobody gave it one of its own."""
+        """Return whether a traced value has an attribute: its class has, or nobody gave it one of its own."""
         has = _defines(self.class_of(proxy), name)
         if not has and (path := _path_of(proxy)) is not None:
             self._asked.append((path, "lacks", name, None))
@@ -245,7 +245,7 @@ def _is_mutable(value: Any) -> bool:
 
 
 def _may_hold_values(operand: Any) -> bool:
-    """Whether a value of the graph may be found in an operand: in a container, or as what an iterator yields."""
+    """Return whether a value of the graph may be found in an operand: in a container, or as what an iterator yields."""
     if is_a(operand, (list, tuple, set, frozenset)):
         return any(map(_may_hold_values, operand))
     if is_a(operand, dict):
@@ -289,5 +289,5 @@ def path_of_node(node: Node) -> _Path | None:
 
 
 def _writes(node: Node) -> bool:
-    """Whether a node changes what a container or an object holds."""
+    """Return whether a node changes what a container or an object holds."""
     return node.target is operator.setitem or (node.op == "call_method" and node.target in _WRITING_METHODS)

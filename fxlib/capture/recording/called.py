@@ -484,7 +484,7 @@ def _traced_among(operands: tuple[Any, ...]) -> Proxy | None:
 
 
 def _hashable(function: Any) -> bool:
-    """Whether a function can be looked up in a set, since its class compares by identity."""
+    """Return whether a function can be looked up in a set, since its class compares by identity."""
     return type(function) in (FunctionType, BuiltinFunctionType) or is_a(function, type)
 
 

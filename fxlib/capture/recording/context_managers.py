@@ -20,7 +20,7 @@ _ELSEWHERE = (
 
 
 def may_swallow(manager: Any) -> bool:
-    """Whether a context manager may end an error of its block, or raise another in its place."""
+    """Return whether a context manager may end an error of its block, or raise another in its place."""
     if is_a(manager, contextlib.suppress):
         return not set(manager._exceptions) <= set(_ELSEWHERE)
     if is_a(manager, contextlib.ExitStack):
@@ -32,7 +32,7 @@ def may_swallow(manager: Any) -> bool:
 
 
 def exit_may_swallow(exits: Any) -> bool:
-    """Whether what ends a block may do so: a method `__exit__`, bound or not, or a function like it."""
+    """Return whether what ends a block may do so: a method `__exit__`, bound or not, or a function like it."""
     if (manager := getattr(exits, "__self__", None)) is not None and exits.__func__ is type(manager).__exit__:
         return may_swallow(manager)
     return any(source.is_users(each.__code__) and _returns_true(original_code(each)) for each in functions_in(exits))
@@ -58,7 +58,7 @@ def _catches_at_yield(generator: GeneratorType[Any, Any, Any]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _returns_true(code: CodeType) -> bool:
-    """Whether a function may return something true; what another `__exit__` returned counts where that was entered."""
+    """Return whether a function may return something true; what another `__exit__` returned counts where that was entered."""
     before: dis.Instruction | None = None
     for each in dis.get_instructions(code):
         is_constant = before is not None and before.opname == "LOAD_CONST" and not each.is_jump_target

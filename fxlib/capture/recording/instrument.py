@@ -137,7 +137,7 @@ def _after(each: Instruction, stack: list[bool], *, jump: bool) -> list[bool]:
 
 
 def _is_method(each: Instruction) -> bool:
-    """Whether an instruction looks an attribute up in order to call it."""
+    """Return whether an instruction looks an attribute up in order to call it."""
     in_argument = each.name == "LOAD_SUPER_ATTR" or (each.name == "LOAD_ATTR" and VERSION >= (3, 12))
     return each.name == "LOAD_METHOD" or (in_argument and bool(each.argument & 1))
 

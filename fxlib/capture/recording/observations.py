@@ -273,7 +273,7 @@ class Observations:
             self._getter(name, owner)
 
     def _looks_up_as_known(self, kind: type) -> bool:
-        """Whether attributes of such an object are looked up as Python does, and by functions that are observed."""
+        """Return whether attributes of such an object are looked up as Python does, and by functions that are observed."""
         by = [self.on_class(name, kind) for name in ("__getattribute__", "__getattr__")]
         return all(
             each is Mark.ABSENT
@@ -607,5 +607,5 @@ def slots_of(kind: type) -> Iterator[str]:
 
 
 def is_torch(module: str) -> bool:
-    """Whether a module of this name is torch's."""
+    """Return whether a module of this name is torch's."""
     return module.partition(".")[0] == "torch"

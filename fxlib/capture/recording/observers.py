@@ -110,7 +110,7 @@ class Listener(Protocol):
         """Find the first functions to observe."""
 
     def listens(self) -> bool:
-        """Whether the forward is running, so that observations count."""
+        """Return whether the forward is running, so that observations count."""
 
     def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
         """Handle one observation."""
@@ -294,7 +294,7 @@ _elsewhere: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictio
 
 
 def is_observed(code: CodeType | None) -> bool:
-    """Whether functions of this code are observed: the user's, and those of torch's own modules."""
+    """Return whether functions of this code are observed: the user's, and those of torch's own modules."""
     return code is not None and _observed(code.co_filename, code.co_name)
 
 
@@ -309,7 +309,7 @@ def _observed(file: str, name: str) -> bool:
 
 
 def _is_users(code: CodeType) -> bool:
-    """Whether code is that of a function, and neither torch's nor such as runs when a module is imported."""
+    """Return whether code is that of a function, and neither torch's nor such as runs when a module is imported."""
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     return is_function and is_observed(code) and not code.co_filename.startswith(_MODULES)
 
@@ -324,7 +324,7 @@ def _with_entry(code: CodeType, entry: Observer) -> CodeType:
 
 
 def _is_generated_elsewhere(function: FunctionType) -> bool:
-    """Whether a function was made from a text, as dataclasses make theirs, for a class that is not the user's."""
+    """Return whether a function was made from a text, as dataclasses make theirs, for a class that is not the user's."""
     package = str(function.__globals__.get("__name__", "")).partition(".")[0]
     if not function.__code__.co_filename.startswith("<") or package == "__main__":
         return False
@@ -332,12 +332,12 @@ def _is_generated_elsewhere(function: FunctionType) -> bool:
 
 
 def is_instrumented(code: CodeType) -> bool:
-    """Whether code calls observers."""
+    """Return whether code calls observers."""
     return any(type(each) is FunctionType and each.__module__ == __name__ for each in code.co_consts)
 
 
 def is_a(value: object, kinds: Any) -> bool:
-    """Whether a value is of one of the classes; `isinstance` would ask it, by a `__getattribute__` of its own."""
+    """Return whether a value is of one of the classes; `isinstance` would ask it, by a `__getattribute__` of its own."""
     return issubclass(type(value), kinds)
 
 
@@ -379,5 +379,5 @@ def functions_in(value: Any, depth: int = 0) -> Iterator[FunctionType]:
 
 
 def is_fx(module: str) -> bool:
-    """Whether a module of this name belongs to what captures."""
+    """Return whether a module of this name belongs to what captures."""
     return module.startswith(("torch.fx", "fxlib."))

@@ -172,7 +172,7 @@ class Record:
         return None if self.tracer is None else self.tracer.tensor_attrs.get(tensor)
 
     def knows(self, value: Any) -> bool:
-        """Whether a value was there before the capture."""
+        """Return whether a value was there before the capture."""
         return id(value) in self._tracked or id(value) in self.modules or is_a(value, (type, ModuleType))
 
     def known_ids(self) -> set[int]:
@@ -369,13 +369,13 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 
 
 def is_ours(value: Any) -> bool:
-    """Whether a value is what torch.fx or the capture has put in the place of another, for its own time."""
+    """Return whether a value is what torch.fx or the capture has put in the place of another, for its own time."""
     code = code_of(value)
     return code is not None and code.co_filename.startswith((f"{source.TORCH}fx/", source.CAPTURE))
 
 
 def _is_leaf(owner: Any, value: Any) -> bool:
-    """Whether a function that is ours now is one that the graph calls as it is, or stands there for such a one.
+    """Return whether a function that is ours now is one that the graph calls as it is, or stands there for such a one.
 
     torch.fx puts a function of its own into a scope in the place of another (`math.sqrt`, and what `torch.fx.wrap`
     names), and `restore` takes that; the capture only gives a function other code.
@@ -391,7 +391,7 @@ def _unwrapped(value: Any, now: Any) -> Any:
 
 
 def _is_cache(fact: Fact) -> bool:
-    """Whether what was changed is a property that was computed for the first time."""
+    """Return whether what was changed is a property that was computed for the first time."""
     return (
         fact.kind is Kind.ATTRIBUTE
         and fact.value is Mark.ABSENT
@@ -400,7 +400,7 @@ def _is_cache(fact: Fact) -> bool:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value is the same whoever computes it, and nobody can change it."""
+    """Return whether a value is the same whoever computes it, and nobody can change it."""
     if type(value) in (tuple, frozenset):
         return all(map(_is_constant, value))
     return isinstance(value, (*SCALARS, type, FunctionType, ModuleType, torch.dtype, torch.device))

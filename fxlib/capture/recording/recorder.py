@@ -134,7 +134,7 @@ class Recorder:
             self._record.see(self._model)
 
     def listens(self) -> bool:
-        """Whether the forward is running, so that observations count."""
+        """Return whether the forward is running, so that observations count."""
         return self.active and not self._busy and is_capturing()
 
     def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
@@ -208,7 +208,7 @@ class Recorder:
             self._observations.contents(container)
 
     def _is_running(self) -> bool:
-        """Whether the forward is on its way, and has not returned."""
+        """Return whether the forward is on its way, and has not returned."""
         codes = {each.__code__ for each in self._roots}
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code not in codes:
@@ -274,7 +274,7 @@ class Recorder:
         return {path: where for path, where in paths if path is not None}
 
     def shares_memory(self, tensor: torch.Tensor) -> bool:
-        """Whether an exporter's stand-in is for memory that an object of Python's has, too."""
+        """Return whether an exporter's stand-in is for memory that an object of Python's has, too."""
         memories = [shared.untyped_storage()._cdata for shared, _ in self._record.sharing]
         return bool(memories) and tensor.untyped_storage()._cdata in memories
 

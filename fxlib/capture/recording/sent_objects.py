@@ -191,7 +191,7 @@ def _pickled(value: Any) -> list[Any] | None:
 
 
 def _is_of_c(kind: type) -> bool:
-    """Whether a class is written in C, and its objects may hold what no attribute shows."""
+    """Return whether a class is written in C, and its objects may hold what no attribute shows."""
     if not kind.__flags__ & HEAP_TYPE:
         return True
     return any(

@@ -71,7 +71,7 @@ class _Recorder:
         return NotImplemented
 
     def _is_complete(self, value: Proxy) -> bool:
-        """Whether a tensor is a result of a coalesced collective, or was waited for before."""
+        """Return whether a tensor is a result of a coalesced collective, or was waited for before."""
         made = value.node.args[0] if value.node.target is operator.getitem else value.node
         return getattr(made, "target", None) in (collectives.collective, collectives.wait_collective)
 

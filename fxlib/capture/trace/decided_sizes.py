@@ -138,7 +138,7 @@ class DecidedSizes:
 
 
 def _is_reshaping(graph: Graph) -> bool:
-    """Whether the graph gives some tensor another shape in place: a sample's may not be what the forward finds."""
+    """Return whether the graph gives some tensor another shape in place: a sample's may not be what the forward finds."""
     return any(node.target in _RESHAPES for node in graph.nodes if node.op == "call_method")
 
 

@@ -164,7 +164,7 @@ def _kept(module: nn.Module, name: str) -> CaptureError:
 
 
 def _is_written_in_place(before: object, value: object) -> bool:
-    """Whether this is the end of `self.count += 1`, or of `self.u = f(..., out=self.u)`: the buffer itself."""
+    """Return whether this is the end of `self.count += 1`, or of `self.u = f(..., out=self.u)`: the buffer itself."""
     if not (isinstance(before, Proxy) and isinstance(value, Proxy)):
         return before is value and value is not None
     node: Any = value.node

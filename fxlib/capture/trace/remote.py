@@ -377,6 +377,6 @@ def _unfold(
 
 
 def _is_remote_forward(function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether this is a `RemoteModule` calling its forward; it does no more, unless the module is on a CUDA device."""
+    """Return whether this is a `RemoteModule` calling its forward; it does no more, unless the module is on a CUDA device."""
     generated = getattr(function, "__name__", "") == "_remote_forward"
     return generated and len(args) >= 3 and torch.device(args[1]).type != "cuda"

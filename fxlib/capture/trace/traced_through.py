@@ -35,7 +35,7 @@ class TracedThrough:
         """Above zero while parameters are computed by their parametrizations."""
 
     def includes(self, module: nn.Module) -> bool:
-        """Whether to trace through a module of torch's own."""
+        """Return whether to trace through a module of torch's own."""
         return module not in self.whole and (_runs_hooks(module) or _is_parametrized(module))
 
     @contextmanager
@@ -69,7 +69,7 @@ class TracedThrough:
 
 
 def is_part_of_torchs_parametrizations(module: nn.Module) -> bool:
-    """Whether a module is one of those that torch puts into a module whose parameters are computed."""
+    """Return whether a module is one of those that torch puts into a module whose parameters are computed."""
     return type(module).__module__ in ("torch.nn.utils.parametrize", "torch.nn.utils.parametrizations")
 
 
@@ -82,7 +82,7 @@ def _hooks(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 def _runs_hooks(module: nn.Module) -> bool:
-    """Whether it has hooks whose reading of Python's state is observed, all of them: torch's own may keep anything."""
+    """Return whether it has hooks whose reading of Python's state is observed, all of them: torch's own may keep anything."""
     hooks = _hooks(module)
     return bool(hooks) and all(map(_is_observed, hooks))
 

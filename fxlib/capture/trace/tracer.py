@@ -314,7 +314,7 @@ class RemoteTracer(Tracer):
 
     @classmethod
     def getattr_is_torchs(cls) -> bool:
-        """Whether the caller's Tracer leaves the reading of attributes to torch."""
+        """Return whether the caller's Tracer leaves the reading of attributes to torch."""
         after = cls.__mro__[cls.__mro__.index(RemoteTracer) + 1 :]
         return next(base for base in after if "getattr" in base.__dict__) is Tracer
 

@@ -40,7 +40,7 @@ ANSWERED = frozenset({"shape", "size", "ndim", "dim", "ndimension", "numel", "ne
 
 
 def asked_by_the_program(frame: FrameType | None) -> bool:
-    """Whether the frame that asks for a class is the user's own, or Python's on its behalf."""
+    """Return whether the frame that asks for a class is the user's own, or Python's on its behalf."""
     while frame is not None and frame.f_code.co_filename.endswith(_ASKING_FOR_OTHERS):
         frame = frame.f_back
     return frame is not None and source.is_users(frame.f_code)
@@ -104,7 +104,7 @@ def _module_makes_a_tensor(module: nn.Module, node: Node, root: nn.Module, relie
 
 @functools.cache
 def _makes_one_tensor(name: str) -> bool:
-    """Whether an operator returns one tensor, by torch's own schemas."""
+    """Return whether an operator returns one tensor, by torch's own schemas."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return False

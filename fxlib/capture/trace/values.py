@@ -78,7 +78,7 @@ for _name in ARITHMETIC:
 
 
 def is_number(node: Node) -> bool:
-    """Whether the node's value is surely a number: a size, or computed from sizes alone."""
+    """Return whether the node's value is surely a number: a size, or computed from sizes alone."""
     if node.op == "placeholder":
         return node.type in (int, float, bool, "int", "float", "bool")
     if node.op == "call_method":
