@@ -1,4 +1,4 @@
-"""Capture by `torch.export`, on sample inputs, for forwards that decide by sizes, structure and flags.
+"""Capture by `torch.export`, with sample inputs, of forwards that decide by sizes, structure and flags.
 
-The result is translated to a graph such as tracing makes, so that passes need not know the difference.
+The result is translated to a graph like that of a trace, so that passes need not know the difference.
 """

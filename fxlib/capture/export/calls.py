@@ -1,7 +1,7 @@
-"""Record remote calls in an export: as operators at first, and afterwards as the nodes that tracing makes.
+"""Record remote calls in an export: first as operators, and afterwards as the nodes that tracing makes.
 
-`torch.export` follows tensors only. So each call is recorded as a node of a separate graph, as in a trace, and the
-exporter sees one operator, `fxlib_export::call`, that takes the tensors among the arguments, and returns what the
+`torch.export` follows tensors only. Each call is therefore recorded as a node of a separate graph, as in a trace, and
+the exporter sees one operator, `fxlib_export::call`, which takes the tensors among the arguments and returns what the
 contract's `returns` makes of them. In the exported graph, the recorded node then takes the operator's place.
 """
 
@@ -35,7 +35,7 @@ from fxlib.utils.pytree import python_number
 _LIBRARY = torch.library.Library("fxlib_export", "DEF")
 _LIBRARY.define("call(int site, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")
 OPERATOR: Any = torch.ops.fxlib_export.call.default
-has_side_effect(OPERATOR)  # a call is made, whether its result is used or not
+has_side_effect(OPERATOR)  # a call is made even if its result is not used
 _PLAIN = (int, float, bool, str, type(None), Exactly)
 _SYMBOLS = (torch.SymFloat, torch.SymBool)
 RREFS = (ops.create, ops.make_rref)
@@ -44,13 +44,13 @@ RECORDED = (ops.remote_call, ops.fetch, ops.wait, *TOKENS, *TRACKERS)
 """Operators whose calls the exporter sees as calls of `fxlib_export::call`."""
 TENSOR = object()
 NUMBERS: dict[type, Any] = {int: object(), float: object()}
-"""Placeholders for numbers in a result, which export sees as tensors without dimensions."""
+"""Placeholders for the numbers in a result, which the exporter sees as tensors without dimensions."""
 _DTYPES = {int: torch.int64, float: torch.float64}
 _thread = threading.local()
 
 
 class ExportRecorder(Tracer):
-    """Records the remote calls of one export; `calls` has to be set before it begins."""
+    """Records the remote calls of one export; `calls` has to be set before the export begins."""
 
     calls: RemoteCalls
 
@@ -61,13 +61,13 @@ class ExportRecorder(Tracer):
         self.sites: list[Node] = []
         """The recorded node of each operator call."""
         self.specs: dict[Node, pytree.TreeSpec] = {}
-        """Structure of each node's results."""
+        """The structure of each node's result."""
         self.slots: dict[Node, list[Node]] = {}
-        """Stand-ins, in a node's arguments, for what the operator takes: tensors first."""
+        """Stand-ins in a node's arguments for the operator's arguments, tensors first."""
         self.constants: dict[str, Any] = {}
-        """Objects that are kept beside the graph, by name."""
+        """The objects that are kept beside the graph, by name."""
         self.gaps: dict[Node, list[Any]] = {}
-        """Leaves of each node's result, with `TENSOR` in the place of each tensor."""
+        """The leaves of each node's result, with `TENSOR` in place of each tensor."""
         self._given: dict[Node, Any] = {}
         self._makers: dict[Node, Node] = {}
         self._results: dict[Node, Any] = {}
@@ -75,10 +75,10 @@ class ExportRecorder(Tracer):
         self._plain: dict[object, Proxy] = {}
 
     def forget(self) -> None:
-        """Drop all references to the objects of one export, since values that the forward kept may still lead here."""
+        """Drop all references to the objects of one export, since values kept by the forward may still lead here."""
         self.__dict__.clear()
 
-    # What the recorder of remote calls needs.
+    # These methods serve the recorder of remote calls.
 
     def rref(self, value: Any) -> Proxy:
         """Return the node that reads a live RRef, by the path under which the model holds it."""
@@ -87,7 +87,7 @@ class ExportRecorder(Tracer):
         return self._attribute(path)
 
     def constant(self, value: object, hint: str) -> Proxy:
-        """Return the node that reads an object that is no attribute of the model; it is kept beside the graph."""
+        """Return the node that reads an object kept beside the graph, since it is not an attribute of the model."""
         for name, known in self.constants.items():
             if known is value:
                 return self._attribute(name)
@@ -132,7 +132,7 @@ class ExportRecorder(Tracer):
         self._given[slot] = value
         return slot
 
-    # What the program gets.
+    # These methods make the values that the program gets.
 
     def value(self, made: Any) -> Any:
         """Return the value that the program gets in place of a recorded one."""
@@ -150,7 +150,7 @@ class ExportRecorder(Tracer):
         return self.result(self.create_node("call_module", path, self.create_arg(args), self.create_arg(kwargs)))
 
     def result(self, node: Node) -> Any:
-        """Return stand-ins for a node's result; calls the operator when it is first asked for."""
+        """Return stand-ins for a node's result; the operator is called when the result is first requested."""
         if node not in self._results:
             given = [each for each in node.all_input_nodes if each in self._given]
             tensors = [each for each in given if isinstance(self._given[each], torch.Tensor)]
@@ -163,7 +163,7 @@ class ExportRecorder(Tracer):
         return self._results[node]
 
     def _with_gaps(self, node: Node, tensors: list[torch.Tensor]) -> list[Any]:
-        """Put back what is no tensor among the leaves of a result."""
+        """Put the leaves of a result that are not tensors back among its tensors."""
         remaining = iter(tensors)
 
         def part(gap: Any) -> Any:
@@ -191,7 +191,7 @@ class ExportRecorder(Tracer):
             TENSOR if isinstance(leaf, torch.Tensor) else NUMBERS.get(type(leaf), leaf) for leaf in leaves
         ]
         found = [torch.empty((), dtype=_DTYPES[type(leaf)]) if type(leaf) in _DTYPES else leaf for leaf in leaves]
-        # Each is a tensor of its own, as results are: a contract may hand one out twice, or an argument.
+        # Each is a tensor of its own, as in a result: a contract may return one tensor twice, or an argument.
         return [torch.empty_like(leaf) for leaf in found if isinstance(leaf, torch.Tensor)]
 
     def _like_the_result(self, node: Node, given: Mapping[Node, Any]) -> Any:
@@ -252,7 +252,7 @@ def _made(returns: Callable[..., Any], function: str, args: Any, kwargs: Any) ->
 
 
 class Recorder(Protocol):
-    """The part of the recorder that these values use."""
+    """The part of the export's recorder that these values use."""
 
     calls: RemoteCalls
 
@@ -261,7 +261,7 @@ class Recorder(Protocol):
 
 
 class Undeclared:
-    """A remote result whose contract declares no structure: the program may ignore it, but not use it."""
+    """A remote result whose contract declares no structure: the program may ignore it but must not use it."""
 
     def __init__(self, function: str) -> None:
         self._function, self._called = function, source.here()
@@ -271,7 +271,7 @@ class Undeclared:
         self._refuse("uses", where="")
 
     def refuse_returned(self) -> NoReturn:
-        """Refuse that the forward returns it."""
+        """Refuse a forward that returns the result."""
         self._refuse("returns", where=self._called)
 
     def _refuse(self, what: str, *, where: str) -> NoReturn:
@@ -299,49 +299,49 @@ class ExportedFuture:
         self._recorder, self._made = recorder, made
 
     def wait(self) -> Any:
-        """Wait for the call; later waits give the same value."""
+        """Wait for the call, and return its value; later waits return the same one."""
         return self._recorder.value(self._made.wait())
 
     def value(self) -> Any:
-        """Return the value of a future that was waited for."""
+        """Return the value of a future that has been waited for."""
         return self._recorder.value(self._made.value())
 
     def done(self) -> NoReturn:
-        """Refuse: the answer depends on timing."""
+        """Refuse the question, because its answer depends on timing."""
         self._made.done()
 
     def then(self, *_: object) -> NoReturn:
-        """Refuse: a callback runs at a moment, and on a thread, that no graph can express."""
+        """Refuse a callback: no graph can express when it runs, and on which thread."""
         self._made.then()
 
     add_done_callback = set_result = set_exception = then
 
 
 class ExportedRRef:
-    """What `rpc.remote` returns."""
+    """The RRef that `rpc.remote` returns to a program under export."""
 
     def __init__(self, recorder: Recorder, made: Proxy) -> None:
         self._recorder, self._made = recorder, made
 
     def to_here(self, timeout: Any = None) -> Any:
-        """Fetch the value."""
+        """Fetch the value from its owner."""
         return self._recorder.value(self._recorder.calls.fetch(self._made, timeout))
 
     def rpc_sync(self, timeout: Any = None) -> RRefCalls:
-        """Return the helper that calls methods and blocks."""
+        """Return the helper whose method calls block."""
         return self._methods("sync", timeout)
 
     def rpc_async(self, timeout: Any = None) -> RRefCalls:
-        """Return the helper that issues methods."""
+        """Return the helper whose method calls return futures."""
         return self._methods("async", timeout)
 
     def remote(self, timeout: Any = None) -> RRefCalls:
-        """Return the helper that leaves results of methods on the server."""
+        """Return the helper whose method calls leave their results on the server."""
         return self._methods("remote", timeout)
 
     def _methods(self, style: Any, timeout: Any) -> RRefCalls:
         return self._recorder.calls.method_calls(style, self._made, timeout, then=self._recorder.value)
 
     def __fx_create_arg__(self, tracer: Tracer) -> Any:
-        """Stand among the arguments of another call."""
+        """Return this RRef's node, for the arguments of another call."""
         return tracer.create_arg(self._made)

@@ -1,8 +1,8 @@
 """Refuse or answer what an export would get wrong: queries and settings of autograd, and writes to constants.
 
-Programs take other branches where they are compiled: other kernels, materialized masks, copies, whose results differ in
-their last bits from eager's. The graph is to be the program that eager runs, so a program that asks whether it is being
-exported is told that it is not. The exporter's own machinery, which asks the same functions, gets the true answer.
+Programs take other branches when they are compiled: other kernels, materialized masks and copies, whose results differ
+from eager's in their last bits. The graph is to be the program that eager runs, so a program that asks whether it is
+being exported is told that it is not. The exporter's own machinery calls the same functions, and gets the true answer.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ _ELEMENTS = frozenset(
     {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
     | {"item", "tolist", "equal", "allclose", "is_nonzero"}
 )
-"""Methods that ask for the elements of tensors."""
+"""Names of the methods that ask for the elements of tensors."""
 _COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Classes of the values that each run computes anew."""
+"""Classes of the values that every run computes anew."""
 _HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_version", "output_nr"})
 
 
 class ExportChecks(TorchFunctionMode):
-    """Answers what the user's code asks of tensors: whether they take a gradient, whether they are true.
+    """Answers the questions that the user's code asks tensors: whether they take a gradient, and whether they are true.
 
-    What no graph can hold is refused.
+    It refuses what no graph can hold.
     """
 
     def __init__(self, values: ValueChecks, recorder: Recorder | None) -> None:
         super().__init__()
         self.values, self._recorder = values, recorder
         self.asked = False
-        """Whether the program may decide by which of its inputs take a gradient."""
+        """Whether the program may decide by whether its inputs take gradients."""
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,7 +101,7 @@ def refuse_writes(graph: Graph, constants: Collection[str]) -> None:
 
     Args:
         graph: the graph of an export.
-        constants: the attributes that hold the constants.
+        constants: the names of the attributes that hold the constants.
 
     Raises:
         CaptureError: the graph writes to one.
@@ -126,7 +126,7 @@ def _kept(where: str = "") -> CaptureError:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
-    """Yield what a function writes to, by its name."""
+    """Yield the arguments that a function writes to, as its name tells."""
     name = getattr(func, "__name__", "")
     if args and (name in _WRITES or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")):
         yield args[0]
@@ -135,7 +135,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 
 
 def _called(func: Any) -> tuple[str, str]:
-    """Return how a tensor's attribute is accessed and its name; two empty strings for any other function."""
+    """Return how a function accesses a tensor's attribute, and the attribute's name; empty strings if it does not."""
     if func is torch.Tensor.requires_grad_:
         return "", "requires_grad"
     method = getattr(func, "__name__", "")
@@ -144,7 +144,7 @@ def _called(func: Any) -> tuple[str, str]:
 
 
 def _caller() -> Any:
-    """Return the frame that calls the function, beyond those of other modes."""
+    """Return the frame that calls the function, past the frames of other modes."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_name == "__torch_function__":
         frame = frame.f_back
@@ -159,14 +159,14 @@ _QUESTIONS = (torch.compiler.is_compiling, torch.compiler.is_exporting, torch.co
 
 
 def answer_as_eager(interception: Interception) -> None:
-    """Tell the exported program that nothing is being compiled or exported."""
+    """Let the exported program find that nothing is being compiled or exported."""
     for question in _QUESTIONS:
         interception.function(question, _denied)
 
 
 @contextmanager
 def real_looking_tensors() -> Iterator[None]:
-    """Have `isinstance` with `torch._subclasses.FakeTensor` find no stand-ins in the exported program."""
+    """Let `isinstance` with `torch._subclasses.FakeTensor` find no stand-ins in the exported program."""
     held: Any = torch._subclasses
     before = held.FakeTensor
     held.FakeTensor = _Unseen
@@ -181,14 +181,14 @@ def _denied(original: Call) -> Call:
 
 
 def asked_by_program(frame: FrameType | None) -> bool:
-    """Return whether the frame is the program's own, or that of a function of torch.nn which the program calls."""
+    """Return whether the frame is the program's own, or that of a torch.nn function that the program calls."""
     while frame is not None and frame.f_code.co_filename in _RELAYS:
         frame = frame.f_back
     return frame is not None and (source.asked_by_users(frame) or frame.f_code.co_filename.startswith(_FRONT))
 
 
 class _Unasked(type(FakeTensor)):  # type: ignore[misc]
-    """Answers what is a stand-in of the exporter's: to a program under export, nothing is."""
+    """Answers which objects are the exporter's stand-ins: to a program under export, none are."""
 
     def __instancecheck__(cls, value: object) -> bool:
         seen = isinstance(value, FakeTensor)
@@ -199,4 +199,4 @@ class _Unasked(type(FakeTensor)):  # type: ignore[misc]
 
 
 class _Unseen(FakeTensor, metaclass=_Unasked):
-    """Stands for the class of the exporter's stand-ins."""
+    """Replaces the class of the exporter's stand-ins in the program."""

@@ -1,8 +1,8 @@
-"""Capture by `torch.export`, on sample inputs: for forwards whose decisions depend on structure, sizes and flags.
+"""Capture by `torch.export`, with sample inputs, of forwards whose decisions depend on structure, sizes and flags.
 
-A graph returns tensors. Where the program returned an object of a class that torch's pytree does not know, such as a
-key-value cache, the object's attributes are the parts of a container, which stands in the structure of the graph's
-results; to unflatten it makes an object of the program's own class, without calling its constructor.
+A graph returns tensors. If the program returns an object of a class that torch's pytree does not know, such as a
+key-value cache, a container whose parts are the object's attributes takes its position in the structure of the graph's
+results. Unflattening the container makes an object of the program's own class, without calling its constructor.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _kinds: list[type[_ObjectState]] = []
 
 
 class _ObjectState:
-    """The attributes of one object: those that hold tensors as `parts`, numbers and the like in `context`.
+    """The attributes of one object: those that hold tensors are `parts`, and numbers and the like are in `context`.
 
     The context is data: {"parts": names, "plain": {name: value}, "order": names of all attributes}.
     """
@@ -70,7 +70,7 @@ class _ObjectState:
     held: ClassVar[dict[str, Any]]
     """The attributes that are neither tensors nor plain values: classes, functions, lists of numbers."""
     shared: ClassVar[frozenset[str]]
-    """The names of those attributes that every object of the class shares with the program."""
+    """The names of the attributes that every object of the class shares with the program."""
 
     def __init__(self, parts: list[Any], context: dict[str, Any]) -> None:
         self.parts = parts
@@ -87,11 +87,11 @@ class _ObjectState:
 
 
 def _with_states(value: Any, persistent: Collection[int]) -> Any:
-    """Return a nest with an `_ObjectState` in place of each object that holds tensors.
+    """Return a nested structure in which an `_ObjectState` replaces each object that holds tensors.
 
     Args:
-        value: what a program returned.
-        persistent: ids of objects that outlive a call, which stay as they are.
+        value: the result of a program.
+        persistent: ids of objects that outlive a call; these stay as they are.
     """
 
     def stand_in(leaf: Any) -> Any:
@@ -117,7 +117,7 @@ def _is_immediate(value: object) -> bool:
 
 
 def _kind(of: type, held: dict[str, Any], shared: frozenset[str]) -> type[_ObjectState]:
-    """Return the container class for objects of a class with these other attributes; torch's pytree knows it."""
+    """Return the container class, known to torch's pytree, for objects of a class with these other attributes."""
     alike = [each for each in _kinds if each.of is of]
     for each in alike:
         if each.shared == shared and each.held.keys() == held.keys() and _same(each, held):
@@ -152,14 +152,14 @@ def export(
     declarations: Declarations,
     recorder: Recorder,
 ) -> CapturedModule:
-    """Run the forward on stand-ins for the samples, and return the operators that it called as a captured module.
+    """Run the forward on stand-ins for the samples, and return the operators that it calls as a captured module.
 
     Args:
         model: the model, as `fxlib.capture` takes it.
         samples: the arguments of one call.
         dynamic_shapes: the sizes that may vary, as `torch.export.export` takes them.
         declarations: contracts of the remote functions that the forward calls.
-        recorder: records the Python state that the forward reads.
+        recorder: the recorder of the Python state that the forward reads.
 
     Raises:
         CaptureError: the forward does something that a graph cannot hold; the message says where, and what to do.
@@ -201,11 +201,12 @@ def export(
 def of_program(program: ExportedProgram) -> CapturedModule:
     """Return an exported program as a captured module over the same parameters and buffers.
 
-    It has no original: inputs for which it was not exported are refused, as the program itself refuses them.
+    The captured module has no original: it refuses inputs for which the program was not exported, as the program itself
+    does.
 
     Raises:
-        TypeError: it is no exported program.
-        CaptureError: it holds something that a graph cannot hold, or takes arguments that cannot be checked.
+        TypeError: `program` is not an exported program.
+        CaptureError: the program holds something that a graph cannot hold, or takes arguments that cannot be checked.
     """
     if not isinstance(program, ExportedProgram):
         raise TypeError(f"a module or an exported program is wanted, not {type(program).__name__}")
@@ -218,9 +219,9 @@ def of_program(program: ExportedProgram) -> CapturedModule:
     args, kwargs = program.example_inputs or pytree.tree_unflatten(inputs, info.in_spec)
     samples = Samples(args=tuple(args), kwargs=dict(kwargs), names=tuple(info.orig_args))
     graph = _graph_of(program, flat, samples, ExportRecorder(flat), ExportChecks(ValueChecks([]), None))
-    flat._forward_pre_hooks.clear()  # torch's own checks of inputs, which the guards make
+    flat._forward_pre_hooks.clear()  # torch's own input checks, which the guards replace
     for name in [name for name, part in flat.named_children() if isinstance(part, GraphModule)]:
-        delattr(flat, name)  # bodies of blocks, which the graph has inlined
+        delattr(flat, name)  # the bodies of blocks, which are inlined in the graph
     annotate(graph, flat)
     return CapturedModule(flat, graph, class_name=_class_of(program))
 
@@ -239,7 +240,7 @@ def _graph_of(
 
 
 def _class_of(program: ExportedProgram) -> str | None:
-    """Return the class of the model that was exported, by what the exporter noted on its nodes."""
+    """Return the class of the model that was exported, as the exporter noted it on the nodes."""
     for node in program.graph.nodes:
         for path, kind in (node.meta.get("nn_module_stack") or {}).values():
             if not path:
@@ -304,7 +305,7 @@ def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: 
 
 @contextmanager
 def _without_hooks(module: nn.Module) -> Iterator[None]:
-    """Keep the forward hooks of the root out of the graph: they run around it, as around the forward."""
+    """Keep the root's forward hooks out of the graph: they run around the graph, as around the forward."""
     tables = {name: module.__dict__[name] for name in ("_forward_hooks", "_forward_pre_hooks")}
     module.__dict__.update({name: OrderedDict() for name in tables})
     try:
@@ -315,7 +316,7 @@ def _without_hooks(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _weight_lists_kept(module: nn.Module) -> Iterator[None]:
-    """Put back the lists of recurrent modules, which they make anew of the stand-ins for their weights."""
+    """Put back the weight lists of recurrent modules, which rebuild them from the stand-ins for their weights."""
     names = ("_flat_weights", "_flat_weight_refs")
     kept = [
         (each, {name: each.__dict__[name] for name in names})
@@ -331,7 +332,7 @@ def _weight_lists_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _begun(module: nn.Module, around: _Around, stand_ins: StandIns) -> Iterator[None]:
-    """Have the forward under export begin with the questions of values, and end with its results as containers."""
+    """Start the checks of values when the exported forward begins, and make containers of its results when it ends."""
     outliving = {id(value) for _, each in local_modules(module) for value in vars(each).values()}
 
     def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -389,10 +390,11 @@ def _check(module: nn.Module, samples: Samples) -> None:
 
 
 def _constants(module: nn.Module, flat: GraphModule, recorder: Recorder) -> Mapping[str, Any]:
-    """Return the tensors that export has added beside those of the model, by name.
+    """Return the tensors that export has added to those of the model, by name.
 
-    Export puts a tensor that a submodule makes of numbers below that submodule. It becomes an attribute of the root, as
-    the submodules are the model's own. A parameter that the forward has found elsewhere, in a list, say, stays one.
+    Export puts a tensor that a submodule makes from numbers below that submodule. The tensor becomes an attribute of
+    the root, because the submodules are the model's own. A parameter that the forward found elsewhere, such as in a
+    list, stays a parameter.
     """
     paths = {id(each): f"{path}." if path else "" for path, each in local_modules(module)}
     found: dict[str, Any] = {}

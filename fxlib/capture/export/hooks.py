@@ -1,4 +1,4 @@
-"""The functions that an export replaces: those that make remote calls, and those that a graph would lose."""
+"""The functions that an export replaces: those that make remote calls, and those whose effect a graph would lose."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _install_rpc(interception: Interception, remote: ExportRecorder) -> None:
 
 
 def _install_autocast(interception: Interception) -> None:
-    """Let blocks be recorded with the cache of casts that a run has, though the exporter itself goes without one."""
+    """Let blocks be recorded with the cache of casts that a run has, although the exporter itself uses none."""
     cached = torch.is_autocast_cache_enabled()
     constructor = torch.autocast.__init__.__code__
 
@@ -101,7 +101,7 @@ def _install_autocast(interception: Interception) -> None:
 
 
 def _assignment(original: Call) -> Call:
-    """Let `self.count += 1` write to the buffer, and no more: the exporter would copy the buffer to itself."""
+    """Let `self.count += 1` only write to the buffer; the exporter would also copy the buffer to itself."""
 
     def assign(module: nn.Module, name: str, value: Any) -> None:
         before = module.__dict__.get("_buffers", {}).get(name)
@@ -117,10 +117,10 @@ def _assignment(original: Call) -> Call:
 
 
 def _unasked_by_attention(original: Call) -> Call:
-    """Have attention make the same decisions as in a run, where its arguments are plain tensors."""
+    """Let attention make the same decisions as in a run, in which its arguments are plain tensors."""
     forward: Any = nn.MultiheadAttention.forward
     attention = original_code(forward)
-    place = attention.co_filename, attention.co_firstlineno  # it runs from instrumented code
+    place = attention.co_filename, attention.co_firstlineno  # attention runs from instrumented code
 
     def asked(arguments: Any) -> Any:
         code = sys._getframe(2).f_code
@@ -130,7 +130,7 @@ def _unasked_by_attention(original: Call) -> Call:
 
 
 def _fused_attention(_: Call) -> Call:
-    """Refuse a forward for which a run would take attention's fused kernel for inference."""
+    """Refuse a forward for which a run would use attention's fused inference kernel."""
 
     def refuse() -> NoReturn:
         raise capture_error(

@@ -1,4 +1,4 @@
-"""Translate the graph of an exported program to one such as tracing makes.
+"""Translate the graph of an exported program to one like that of a trace.
 
 Blocks are inlined, the exporter's operators become the recorded calls again, and nodes get the metadata of a trace.
 """
@@ -30,7 +30,7 @@ _BLOCKS: Any = torch.ops.higher_order
 
 
 def inlined(module: GraphModule, recorder: ExportRecorder, guards: InputGuards) -> Graph:
-    """Return a copy of a graph in which blocks of a grad mode and of autocast are nodes that enter and leave them.
+    """Return a copy of a graph in which nodes enter and leave the blocks of a grad mode and of autocast.
 
     Args:
         module: the module of an exported program, with one placeholder for each leaf of the arguments.
@@ -38,7 +38,7 @@ def inlined(module: GraphModule, recorder: ExportRecorder, guards: InputGuards) 
         guards: the guards on the leaves.
 
     Raises:
-        CaptureError: it holds another operator with a body of its own (`torch.cond`, `while_loop`).
+        CaptureError: the graph holds another operator with a body of its own (`torch.cond`, `while_loop`).
     """
     graph = Graph()
     replay = Replay(graph, recorder, guards)
@@ -52,7 +52,7 @@ def inlined(module: GraphModule, recorder: ExportRecorder, guards: InputGuards) 
 
 
 def _copy(replay: Replay, module: GraphModule, known: dict[Node, Any], *, grad_enabled: bool) -> Any:
-    """Copy the nodes of `module`, whose placeholders may be `known`; return what its output returns."""
+    """Copy the nodes of `module`, whose placeholders may be `known`, and return the value of its output."""
     target: Any
     for node in module.graph.nodes:
         target = node.target
@@ -121,37 +121,37 @@ def _copied(graph: Graph, node: Node, known: dict[Node, Any]) -> Node:
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _OWN_FRAME = f'\n  File "{intercept.__file__}"'
-"""Where a function that was replaced for the time of the export is not the user's any more."""
+"""The start of the stack-trace line at which a function that was replaced during the export leaves the user's code."""
 _KEPT = ("stack_trace", "nn_module_stack", "tensor_meta")
 _ARITHMETIC = {"add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod}
 
 
 class Replay:
-    """Inserts the recorded calls of one export into the graph that is made of it."""
+    """Inserts the recorded calls of one export into the graph that is made from it."""
 
     def __init__(self, graph: Graph, recorder: ExportRecorder, guards: InputGuards) -> None:
         self.graph = graph
         self._recorder = recorder
         self._leaves = iter(guards.leaves)
         self.numbers: set[Node] = set()
-        """Nodes of results that are numbers, where export has a tensor."""
+        """The nodes of results that are numbers in a run and tensors in the export."""
         self._plain: dict[Node, Node] = {}
         self._sizes: dict[Expression, Any] = {}
-        """Nodes that compute sizes; of inputs whose sizes were not asked for yet, (placeholder, dimension)."""
+        """The nodes that compute sizes; for a size of an input that was not needed yet, (placeholder, dimension)."""
 
     def handles(self, node: Node) -> bool:
         """Return whether the node is the exporter's operator for a recorded call."""
         return node.target is OPERATOR
 
     def note(self, node: Node) -> None:
-        """Let a placeholder, of the next leaf of the arguments, tell sizes."""
+        """Take sizes from a placeholder, which stands for the next leaf of the arguments."""
         guard = next(self._leaves) if node.op == "placeholder" else None
         for dim, size in enumerate(guard.sizes if isinstance(guard, TensorGuard) else ()):
             if isinstance(size, str):
                 self._sizes.setdefault(size, (node, dim))
 
     def results(self, node: Node, known: Mapping[Node, Any]) -> list[Node]:
-        """Append the recorded call, and the checks of its result; return the tensors in the result."""
+        """Append the recorded call and the checks of its result, and return the tensors in the result."""
         site, tensors, sizes = cast(tuple[Any, Any, Any], node.args)
         recorded = self._recorder.sites[site]
         given = map_arg([*tensors, *sizes], known.__getitem__)
@@ -168,22 +168,22 @@ class Replay:
         found = [made]
         if recorded.target not in TOKENS and recorded.target not in TRACKERS:
             found = self._unpacked(made, recorded, node.meta["val"])
-        while made.op != "root":  # the call, and what was appended after it
+        while made.op != "root":  # the call and the nodes appended after it
             describe(made, node)
             made = made.next
         return found
 
     def _copied(self, recorded: Node) -> Node:
-        """Return the node that reads an attribute, or looks up a function, as recorded."""
+        """Return the node that reads an attribute or looks up a function, as recorded."""
         if recorded not in self._plain:
             self._plain[recorded] = self.graph.node_copy(recorded)
         return self._plain[recorded]
 
     def _unpacked(self, made: Node, recorded: Node, stand_ins: Sequence[torch.Tensor]) -> list[Node]:
-        """Take a result apart; a run checks that it is what the contract said, on which the program relied."""
+        """Split a result into its parts; each run checks that it is as declared, since the program relied on that."""
         function = self._recorder.calls.called(recorded)
         remaining, gaps = iter(stand_ins), iter(self._recorder.gaps[recorded])
-        declares = recorded.op != "call_module"  # a module is here, and is asked itself
+        declares = recorded.op != "call_module"  # a module is local, and was itself asked for its result
         found: list[Node] = []
 
         def visit(value: Node, part: pytree.TreeSpec) -> None:
@@ -220,7 +220,7 @@ class Replay:
         self.graph.call_function(result_structure.check_tensor, (value, function, like.dtype, sizes))
 
     def _size(self, size: Expression) -> Any:
-        """Return a size as a number, or the node that computes it; None of one that only a run knows."""
+        """Return a size as a number or as the node that computes it, or None if only a run knows the size."""
         if isinstance(size, int):
             return size
         if size not in self._sizes and (isinstance(size, str) or size[0] not in _ARITHMETIC):
@@ -240,7 +240,7 @@ class Replay:
 
 
 def describe(node: Node, origin: Node) -> None:
-    """Note on a node where in the user's program it comes from, as export found out of `origin`."""
+    """Annotate a node with its origin in the user's program, which export has noted on `origin`."""
     node.meta.update({key: origin.meta[key] for key in _KEPT if key in origin.meta})
     if trace := node.meta.get("stack_trace"):
         node.meta["stack_trace"] = trace.partition(_OWN_FRAME)[0]
@@ -249,6 +249,6 @@ def describe(node: Node, origin: Node) -> None:
 
 
 def place_of(node: Node) -> str:
-    """Return file:line of the innermost of the user's statements that made a node, or ""."""
+    """Return file:line of the user's innermost statement that made a node, or "" if there is none."""
     frames = _FRAME.findall((node.meta.get("stack_trace") or "").partition(_OWN_FRAME)[0])
     return "{}:{}".format(*frames[-1]) if frames else ""

@@ -1,4 +1,4 @@
-"""Convert the conditions on sizes that torch.export found to the expressions that `guards.export_guards` evaluates."""
+"""Convert the conditions on sizes that `torch.export` found to expressions that `guards.export_guards` evaluates."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def guards_of(
 
     Args:
         program: the exported program.
-        samples: the arguments that it was exported on.
-        gradients: whether the program depends on which of them take a gradient.
-        decided: the conditions on their values by which the program decided.
+        samples: the arguments with which it was exported.
+        gradients: whether the program depends on which of the arguments take a gradient.
+        decided: the conditions on the arguments' values by which the program decided.
 
     Raises:
         CaptureError: a condition cannot be checked before a run.
@@ -65,8 +65,8 @@ def guards_of(
         for size in (*leaf.sizes, *(leaf.strides or ())) if isinstance(leaf, TensorGuard) else ():
             _check_known(size, known)
     shape_env = _shape_env(values)
-    # What holds of sizes that only a run finds out is asserted in the graph itself.
-    # Of sizes that were found to be equal, one symbol is left, and earlier conditions name the other.
+    # The graph itself asserts the conditions on sizes that only a run finds out. If two sizes were found to be equal,
+    # only one symbol is left, but earlier conditions may name the other.
     found = [] if shape_env is None else shape_env.guards
     conditions = [expression(shape_env.replace(guard.expr)) for guard in found]
     conditions = [each for each in dict.fromkeys(conditions) if each is not True and symbols_of(each) <= known]
@@ -127,12 +127,12 @@ def _shape_env(values: list[Any]) -> Any:
 
 
 def expression(found: Any) -> Expression:
-    """Return a sympy expression over sizes, or the node of a symbolic size, as plain data.
+    """Return a sympy expression over sizes, or the node of a symbolic size, converted to plain data.
 
     Raises:
-        CaptureError: it has operations that are not known.
+        CaptureError: the expression has unknown operations.
     """
-    if hasattr(found, "expr"):  # of a torch.SymInt
+    if hasattr(found, "expr"):  # `found` is the node of a torch.SymInt
         found = found.expr
     if found is sympy.true or found is sympy.false:
         return bool(found)
@@ -153,6 +153,6 @@ def expression(found: Any) -> Expression:
 
 
 def _exponent(found: Any) -> int:
-    """Return the exponent of a power, if it is a natural number; 0 of anything else."""
+    """Return the exponent of a power if it is a natural number, and 0 for anything else."""
     is_power = type(found).__name__ in ("Pow", "PowByNatural") and isinstance(found.args[1], sympy.Integer)
     return int(found.args[1]) if is_power else 0

@@ -1,4 +1,4 @@
-"""The exporter's stand-ins, tensors without values: answers about them as in a run, and a check that none is kept."""
+"""The exporter's stand-ins, which are tensors without values: they answer as in a run would, and none may be kept."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from fxlib.capture.recording.recorder import Recorder
 from fxlib.runtime.submodules import local_modules, local_tensors
 
 _DROPOUTS = (torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout)
-"""Operators that return what they were given, the very tensor, where nothing is to be dropped."""
+"""Operators that return the very tensor that they were given if nothing is to be dropped."""
 
 
 class StandIns(TorchFunctionMode):
     """Answers questions about the stand-ins of one export as the tensors of a run would.
 
-    As a mode, it sees to it that the forward uses no other tensor that takes a gradient (export has constants of them),
-    and does no work whose errors it handles.
+    As a mode, it ensures that the forward uses no other tensor that takes a gradient, since export makes constants of
+    these, and does no work whose errors it handles.
 
     Args:
         module: the model.
-        recorder: of what its forward reads.
+        recorder: the recorder of what the model's forward reads.
         end: the frame at which the user's frames end.
     """
 
@@ -48,15 +48,15 @@ class StandIns(TorchFunctionMode):
         self._own = {id(each) for each in self._state}
         self._stand_for: dict[int, torch.Tensor] = {}
         self._inputs: dict[int, str] = {}
-        """The names of the arguments, by the ids of their stand-ins; empty for a tensor inside of a nest."""
+        """The names of the arguments, by the ids of their stand-ins; empty for a tensor inside a nested structure."""
         self._places: dict[int, tuple[str, tuple[tuple[str, Any], ...]]] = {}
-        """For the stand-in of each argument, or of a part of one: the argument, and the steps from there."""
+        """The argument's name and the steps from there, for the stand-in of each argument or part of one, by id."""
         self.asked_classes: dict[tuple[str, tuple[tuple[str, Any], ...]], type] = {}
-        """The class of each argument, or part of one, that was asked for its class."""
+        """The classes of the arguments, and of the parts of arguments, that were asked for their class."""
         recorder.use_stand_ins(self)
 
     def install(self, interception: Interception) -> None:
-        """Note each stand-in that the forward makes."""
+        """Record each stand-in that the forward makes."""
 
         def replace(original: Call) -> Call:
             def make(tensor: FakeTensor, *args: Any, **kwargs: Any) -> None:
@@ -67,7 +67,7 @@ class StandIns(TorchFunctionMode):
             return make
 
         interception.function(FakeTensor.__init__, replace)
-        for each in _DROPOUTS:  # as torch.nn.functional calls them; a program's own calls come by the mode
+        for each in _DROPOUTS:  # for calls by torch.nn.functional; the mode sees the program's own calls
             interception.method(torch._VF, each.__name__, self._dropout)
 
     def _dropout(self, original: Call) -> Call:
@@ -78,7 +78,7 @@ class StandIns(TorchFunctionMode):
         return drop
 
     def begin(self, args: Any, kwargs: Any) -> None:
-        """Note the stand-ins that the forward is given."""
+        """Record the stand-ins that the forward is given."""
         state = tuple(local_tensors(self._module).values())
         self._stand_for = {id(each): real for each, real in zip(state, self._state, strict=True)}
         given = _by_name(self._module, args) | dict(kwargs)
@@ -120,23 +120,23 @@ class StandIns(TorchFunctionMode):
         return nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
 
     def class_asked(self, tensor: torch.Tensor) -> None:
-        """Note of an argument that it was asked for its class, which may be another in a later run."""
+        """Record that an argument was asked for its class, which may differ in a later run."""
         if (place := self._places.get(id(tensor))) is not None:
             self.asked_classes[place] = self.class_of(tensor)
 
     def asked_for_id(self, tensor: torch.Tensor) -> None:
-        """Refuse to tell by a number which tensors are one, but for those of the model, whose ties are watched."""
+        """Refuse to give a tensor's id, except for the model's own tensors, of which it is watched which are tied."""
         if isinstance(tensor, FakeTensor) and id(tensor) not in self._stand_for:
             raise id_asked()
 
     def argument(self, tensor: torch.Tensor) -> str:
-        """Return the name of the argument that a tensor is; empty if it is none, or inside of one."""
+        """Return the name of the argument that a tensor is, or "" if it is not an argument or only inside one."""
         return self._inputs.get(id(tensor), "")
 
     def real(self, tensor: torch.Tensor, attribute: str) -> torch.Tensor | None:
-        """Return the model's tensor that is asked for an attribute which its class has not; None if it is computed.
+        """Return the model's tensor that is asked for an attribute that its class lacks, or None for a computed tensor.
 
-        Refuses it where the answer would not be that of a run.
+        The question is refused if the answer would differ from a run's.
         """
         real = self._stand_for.get(id(tensor), None if isinstance(tensor, FakeTensor) else tensor)
         is_nested = self._inputs.get(id(tensor)) == ""
@@ -148,7 +148,7 @@ class StandIns(TorchFunctionMode):
         return real
 
     def compared(self, one: Any, other: Any) -> None:
-        """Refuse to compare two by identity that may be one tensor in a run: what an operation has left as it was."""
+        """Refuse to compare two tensors by identity that may be one in a run, as where an operation changes nothing."""
         if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
             return
         known = [self._stand_for.get(id(each), each) for each in (one, other)]
@@ -159,7 +159,7 @@ class StandIns(TorchFunctionMode):
                 "two traced values are compared by identity, and only a run knows whether they are one",
                 hint="Move the decision out of the forward.",
             )
-        for each in known:  # two places of the model: they were asked whether they hold one tensor
+        for each in known:  # the forward asked whether two attributes of the model hold one tensor
             for _, owner in local_modules(self._module):
                 for table in (owner._parameters, owner._buffers):
                     for name, value in table.items():
@@ -168,13 +168,13 @@ class StandIns(TorchFunctionMode):
 
     @staticmethod
     def asked_for_class(tensor: torch.Tensor) -> None:
-        """Refuse to tell the class by an attribute, which is that of the stand-in."""
+        """Refuse to answer an attribute that tells the class, since it tells the stand-in's."""
         if isinstance(tensor, FakeTensor):
             raise capture_error("the forward asks for __class__ of a tensor", hint="Ask by type() or isinstance().")
 
 
 def _by_name(module: nn.Module, args: Sequence[Any]) -> dict[str, Any]:
-    """Return positional arguments by the names that an exported graph has for them: of `*x`, x_0, x_1 and so on."""
+    """Return positional arguments by their names in an exported graph: those of `*x` are x_0, x_1 and so on."""
     found: dict[str, Any] = {}
     for index, each in enumerate(inspect.signature(module.forward).parameters.values()):
         if each.kind is each.VAR_POSITIONAL:
@@ -185,7 +185,7 @@ def _by_name(module: nn.Module, args: Sequence[Any]) -> dict[str, Any]:
 
 
 def _steps(path: Sequence[Any]) -> tuple[tuple[str, Any], ...] | None:
-    """Return the steps of a path of pytree's; None where one is neither an element nor an attribute."""
+    """Return the steps of a pytree path, or None if one of them leads to neither an element nor an attribute."""
     steps: list[tuple[str, Any]] = []
     for key in path:
         if isinstance(key, pytree.SequenceKey):
@@ -200,14 +200,14 @@ def _steps(path: Sequence[Any]) -> tuple[tuple[str, Any], ...] | None:
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two stand-ins share their memory and have the same metadata."""
+    """Return whether two stand-ins share their memory and have equal metadata."""
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
     return one.shape == other.shape and one.stride() == other.stride()
 
 
 def let_go(made: Iterable[ExportedProgram | GraphModule]) -> None:
-    """Drop the exporter's own references to stand-ins, so that those left are held by the program."""
+    """Drop the exporter's own references to stand-ins, so that any that are left are held by the program."""
     proxy_tensor._FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT.clear()
     for each in made:
         for node in each.graph.nodes:
@@ -217,7 +217,7 @@ def let_go(made: Iterable[ExportedProgram | GraphModule]) -> None:
 
 
 def state_of(module: nn.Module, tensor: torch.Tensor) -> tuple[nn.Module, str, str] | None:
-    """Return which parameter or buffer of a model a tensor is: the module, the table, and the name in it."""
+    """Return the module, table and name of the parameter or buffer that a tensor is, or None if it is neither."""
     for _, each in local_modules(module):
         for table in ("_parameters", "_buffers"):
             for name, value in getattr(each, table).items():
@@ -227,6 +227,6 @@ def state_of(module: nn.Module, tensor: torch.Tensor) -> tuple[nn.Module, str, s
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether one tensor is the other, but for its history."""
+    """Return whether two tensors are the same except for their history."""
     alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
     return alike and one.numel() > 0 and one.data_ptr() == other.data_ptr()

@@ -1,7 +1,7 @@
-"""Decisions of an exported forward by the values of its arguments: made as for the samples, and noted as conditions.
+"""Decisions of an exported forward by the values of its arguments: made as for the samples, and kept as conditions.
 
-Only the truth of a tensor is answered, and only where it is a function of sizes, constants, and arguments of whole
-numbers or flags, such as masks. What floats decide differs from step to step, and is refused.
+Only the truth of a tensor is answered, and only if it is a function of sizes, constants, and arguments that hold
+integers or flags, such as masks. Decisions by floats differ from step to step, and are refused.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class ValueChecks:
         self.conditions: list[ValueCondition] = []
 
     def begin(self, args: Any, kwargs: Any) -> None:
-        """Note which of the exporter's nodes stand for the leaves of the arguments."""
+        """Record which of the exporter's nodes stand for the leaves of the arguments."""
         for index, leaf in enumerate(pytree.tree_leaves((args, kwargs))):
             if isinstance(leaf, torch.Tensor) and (node := _node_of(leaf)) is not None:
                 self._leaves.setdefault(node, index)
 
     def answer(self, tensor: torch.Tensor) -> bool | None:
-        """Return whether a tensor is true for the samples; None where no condition on arguments can tell."""
+        """Return whether a tensor is true for the samples, or None if no condition on arguments can tell."""
         node = _node_of(tensor)
         if node is None or tensor.numel() != 1 or (steps := self._steps(node)) is None:
             return None
         asked = [self._samples[index] for index in _referred(steps) if index < len(self._samples)]
         if any(each.is_floating_point() or each.is_complex() for each in asked):
-            return None  # these differ from step to step
-        with _disable_current_modes():  # the samples are no stand-ins
+            return None  # floats differ from step to step
+        with _disable_current_modes():  # the samples are not stand-ins
             answer = ValueCondition(steps=steps, answer=True).ask(self._samples)
         found = ValueCondition(steps=steps, answer=answer, source=source.here())
         if asked and found not in self.conditions:
@@ -57,7 +57,7 @@ class ValueChecks:
 
     @staticmethod
     def constants_behind(asked: Any) -> Iterator[torch.Tensor]:
-        """Yield the tensors that were there before the export of which some value is, or is made."""
+        """Yield the tensors from before the export that are part of some value or that it is computed from."""
         nodes = set()
         for each in pytree.tree_leaves(asked):
             if type(each) in (torch.Tensor, torch.nn.Parameter):  # the exporter's stand-ins have classes of their own
@@ -107,7 +107,7 @@ def _ancestors(nodes: Iterable[Node], known: Iterable[Node]) -> set[Node]:
 
 
 def _written(graph: Graph, leaves: Iterable[Node]) -> set[Node]:
-    """Return what is written to so far, and all that it was made of, which may share its memory."""
+    """Return the nodes written to so far, and all nodes that they are made from, which may share their memory."""
     targets = [
         argument
         for node in graph.nodes
