@@ -327,7 +327,7 @@ def _capture_inside(captured: CapturedModule, options: Options) -> None:
 
 
 def _exported(model: Model, options: Options, sample_inputs: Given | None, dynamic_shapes: Any) -> CapturedModule:
-    from fxlib.capture.export.export import export  # loads sympy, which no other way to capture needs
+    from fxlib.capture.export.export import export  # loads sympy, which tracing does not need
 
     forward, written = (model.forward, type(model).forward) if isinstance(model, nn.Module) else (model, model)
     declarations = Declarations(options.contracts or {}, written)
@@ -365,7 +365,7 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
                 hint="Take None as the default and hold the tensor in a buffer, or give sample_inputs=.",
             )
     for node in reversed(list(graph.nodes)):
-        if node.target in _QUESTIONS and not node.users:  # answered while tracing
+        if node.target in _QUESTIONS and not node.users:  # the trace has answered it
             graph.erase_node(node)
     protect_old_values(graph)
     annotate(graph, tracer.root)

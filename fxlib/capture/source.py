@@ -15,7 +15,7 @@ import torch
 
 TORCH = str(Path(torch.__file__).parent) + "/"
 CAPTURE = str(Path(__file__).parent) + "/"
-"""The folder of this package."""
+"""The path of this package's folder, with a slash at the end."""
 _LIBRARIES = (TORCH, str(Path(__file__).parents[1]) + "/", "<")
 STANDARD = sysconfig.get_path("stdlib") + "/"
 _DECORATORS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_contextlib.py")

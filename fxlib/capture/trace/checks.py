@@ -1,9 +1,8 @@
-"""Find where a graph would not do what the program does: `out=`, and in-place changes of numbers.
+"""Find the writes with which a graph would not do what the program does: by `out=`, and in-place changes of numbers.
 
-torch refuses at run
-time to write by `out=` to a remote result that takes a gradient. And for `offset += 1` torch.fx generates `offset += 1;
-iadd = offset`, which is what the program does with a tensor; of a number, whoever reads the old value later gets the
-new one.
+At run time, torch refuses to write by `out=` to a remote result that takes a gradient. For `offset += 1`, torch.fx
+generates `offset += 1; iadd = offset`, which is what the program does with a tensor; with a number, a later read of the
+old value would get the new one.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ _WITHOUT_HISTORY = frozenset({"detach", "detach_"})
 
 
 def refuse_out(graph: Graph, *, grad_enabled: bool) -> None:
-    """Refuse to write by `out=` to a remote result whose gradient is to be pushed, or to what is made of it.
+    """Refuse to write by `out=` to a remote result whose gradient is to be pushed, or to a value made from it.
 
     Raises:
-        CaptureError: an operator does so in grad mode; torch writes by `out=` to nothing that takes a gradient.
+        CaptureError: an operator does so in grad mode, in which torch writes by `out=` to nothing that takes a
+            gradient.
     """
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
@@ -47,7 +47,7 @@ def refuse_out(graph: Graph, *, grad_enabled: bool) -> None:
 
 
 def _tracked_behind(node: Node) -> Node | None:
-    """Follow what a node is made of, its first argument, up to a tracked result."""
+    """Follow the first arguments from which a node is made, up to a tracked result; return that, or None."""
     value: object = node
     while isinstance(value, Node) and value.target not in TRACKERS:
         value = value.args[0] if value.args and value.target not in _WITHOUT_HISTORY else None
@@ -55,17 +55,17 @@ def _tracked_behind(node: Node) -> Node | None:
 
 
 def refuse_shared_writes(graph: Graph, root: nn.Module, shared: Mapping[str, str]) -> None:
-    """Refuse a graph that writes to memory which it shares with an object of Python's.
+    """Refuse a graph that writes to memory that it shares with a Python object.
 
-    The forward may have read that object, or made it: then each run of it makes another.
+    The forward may have read that object, or made it; in that case, each run makes another.
 
     Args:
-        graph: of a trace.
-        root: has the modules that the graph calls.
-        shared: paths of the tensors that share memory, and the statement that made each.
+        graph: the graph of a trace.
+        root: the module that holds the modules that the graph calls.
+        shared: the paths of the tensors that share memory, each with the statement that made it.
 
     Raises:
-        CaptureError: the graph writes there.
+        CaptureError: the graph writes to such memory.
     """
     for node in graph.nodes if shared else ():
         for written in _written_by(node, root):
@@ -81,7 +81,7 @@ def refuse_shared_writes(graph: Graph, root: nn.Module, shared: Mapping[str, str
 
 
 def _written_by(node: Node, root: nn.Module) -> list[Node]:
-    """Return the arguments to which a node writes, by its name."""
+    """Return the arguments to which a node writes, as its name tells."""
     written: list[Node] = []
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     named = node.op != "call_module" and name.endswith("_") and not name.endswith("__")
@@ -95,7 +95,7 @@ def _written_by(node: Node, root: nn.Module) -> list[Node]:
 
 
 def protect_old_values(graph: Graph) -> None:
-    """Let in-place operators work under a second name, where the first is read again and may be that of a number."""
+    """Let an in-place operator work under a second name if the first, which may be a number's, is read again."""
     place = {node: index for index, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         if node.target not in IN_PLACE or not isinstance(node.args[0], Node):

@@ -1,6 +1,6 @@
-"""Recording of functional collectives: of `torch.distributed._functional_collectives`, and of the operators below it.
+"""Recording of functional collectives: `torch.distributed._functional_collectives`, and the operators below it.
 
-What a functional collective returns is waited for at its first use, as by torch's `AsyncCollectiveTensor`; so a
+The result of a functional collective is waited for at its first use, as with torch's `AsyncCollectiveTensor`, so that a
 captured program issues and waits where the program itself does.
 """
 
@@ -41,7 +41,7 @@ class _Recorder:
         self._tracer = tracer
 
     def of(self, name: str, overload: Any) -> Call:
-        """Return what records one operator."""
+        """Return the function that records one operator."""
         names = [argument.name for argument in overload._schema.arguments]
 
         def record(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ class _Recorder:
         return CollectiveValue(issued)
 
     def wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record `wait_tensor`: what this capture issued is waited for once; a complete tensor is returned."""
+        """Record `wait_tensor`: a collective of this capture is waited for once; a complete tensor is returned."""
         value = args[0] if args else kwargs["tensor"]
         if isinstance(value, CollectiveValue):
             return value.wait()
@@ -71,18 +71,18 @@ class _Recorder:
         return NotImplemented
 
     def _is_complete(self, value: Proxy) -> bool:
-        """Return whether a tensor is a result of a coalesced collective, or was waited for before."""
+        """Return whether a tensor is the result of a coalesced collective, or has been waited for."""
         made = value.node.args[0] if value.node.target is operator.getitem else value.node
         return getattr(made, "target", None) in (collectives.collective, collectives.wait_collective)
 
     def all_gather(self, self_: Any, gather_dim: int, group: Any, tag: str = "") -> Any:
-        """Do what torch's own does, without looking at shapes."""
+        """Do what torch's own function does, without reading shapes."""
         name, size = self._group(group, tag)
         result = _OPERATORS.all_gather_into_tensor(self_, size, name)
         return result if gather_dim == 0 else torch.cat(torch.chunk(result, size, dim=0), dim=gather_dim)
 
     def reduce_scatter(self, self_: Any, reduce_op: str, scatter_dim: int, group: Any, tag: str = "") -> Any:
-        """Do what torch's own does, without looking at shapes."""
+        """Do what torch's own function does, without reading shapes."""
         name, size = self._group(group, tag)
         if scatter_dim != 0:
             self_ = torch.cat(torch.chunk(self_, size, dim=scatter_dim))

@@ -1,8 +1,8 @@
-"""Sizes of arguments by which a forward decides: known from samples, and held to in each run.
+"""Sizes of arguments by which a forward decides: they are known from samples, and each run is held to them.
 
-A loop over a dimension (`for t in range(x.size(1))`), one over micro-batches (`for part in x.split(8)`), a branch by
-the number of dimensions and an assertion about a shape cannot be traced for all sizes. Where samples are given, they
-are traced for the samples' own; each size that was asked for becomes a fact, and with others the original forward runs.
+A loop over a dimension (`for t in range(x.size(1))`), a loop over micro-batches (`for part in x.split(8)`), a branch by
+the number of dimensions and an assertion about a shape cannot be traced for all sizes. If samples are given, they are
+traced for the samples' sizes; each size that was read becomes a fact, and with other sizes the original forward runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RESHAPES = frozenset(
     {"unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "set_"}
     | {"as_strided_", "sparse_resize_", "sparse_resize_and_clear_"}
 )
-"""Operations in place after which a tensor has another shape."""
+"""Names of the in-place operations after which a tensor has another shape."""
 _PARTS: Final[Mapping[Any, str]] = {
     "split": "split",
     "chunk": "chunk",
@@ -39,20 +39,20 @@ _PARTS: Final[Mapping[Any, str]] = {
     torch.chunk: "chunk",
     torch.unbind: "unbind",
 }
-"""Methods and functions that return a tensor in parts along a dimension."""
+"""Methods and functions that split a tensor into parts along a dimension, with their names."""
 Place = tuple[str, tuple[tuple[str, Any], ...], Node | None]
 """The argument (empty: the model), the steps from there to what is read, and the node of an argument that has parts."""
 
 
 class DecidedSizes:
-    """Answers what a traced value is, where it is computed from sizes of arguments and of the model's tensors."""
+    """Gives the traced values that are computed from sizes of arguments and of the model's tensors."""
 
     def __init__(self, samples: Mapping[str, Any], note: Callable[[Place, Any], None]) -> None:
         self._samples, self._note = samples, note
-        self.root: nn.Module | None = None  # the model, whose tensors have sizes, too
+        self.root: nn.Module | None = None  # the model, whose tensors have sizes as well
 
     def of(self, node: Node) -> Any:
-        """Return the value, and note on which sizes it depends; `UNKNOWN` where it depends on anything else."""
+        """Return a node's value and note the sizes on which it depends, or `UNKNOWN` if it depends on anything else."""
         with suspended():
             used: dict[Place, Any] = {}
             found = UNKNOWN if _is_reshaping(node.graph) else self._of(node, used)
@@ -61,7 +61,7 @@ class DecidedSizes:
         return found
 
     def length(self, node: Node) -> Any:
-        """Return the length of a tensor that is an argument, or of its shape; `UNKNOWN` of anything else."""
+        """Return the length of a tensor that is an argument, or of its shape, and `UNKNOWN` for anything else."""
         with suspended():
             place = self._of_tensor(node, ("getattr", "shape"), ("getitem", 0))
             if place is not None and not _is_reshaping(node.graph) and (size := self._follow(place)) is not UNKNOWN:
@@ -73,7 +73,7 @@ class DecidedSizes:
         return len(shape) if isinstance(shape, tuple) else UNKNOWN
 
     def parts(self, node: Node) -> int | None:
-        """Return into how many parts a node splits an argument, and note the size; None if it does something else."""
+        """Return the number of parts into which a node splits an argument, and note the size; None if it does not."""
         name = _PARTS.get(node.target)
         of, *given = node.args
         if name is None or not isinstance(of, Node) or len(node.all_input_nodes) > 1:
@@ -86,7 +86,7 @@ class DecidedSizes:
                 found = len(getattr(tensor.detach(), name)(*given, **node.kwargs))
                 dim = node.kwargs.get("dim", (*given, 0)[0 if name == "unbind" else 1])
                 *_, size = read = ("getattr", "shape"), ("getitem", range(tensor.dim())[cast(int, dim)])
-            except Exception:  # noqa: BLE001 - the forward itself shall meet it
+            except Exception:  # noqa: BLE001 - the forward itself will raise it
                 return None
             self._note((place[0], (*place[1], *read), of if place[1] else None), tensor.shape[size[1]])
         return found
@@ -106,11 +106,11 @@ class DecidedSizes:
         target: Any = node.target
         try:
             return target(*map_arg(node.args, values.__getitem__), **map_arg(node.kwargs, values.__getitem__))
-        except Exception:  # noqa: BLE001 - the forward itself shall meet it
+        except Exception:  # noqa: BLE001 - the forward itself will raise it
             return UNKNOWN
 
     def _read(self, node: Node) -> Place | None:
-        """Return the place of what a node reads of a tensor besides its elements; None if it does something else."""
+        """Return the place of the metadata that a node reads of a tensor, or None if it does something else."""
         of, keys = (node.args[0], node.args[1:]) if node.args else (None, ())
         if not isinstance(of, Node) or node.kwargs or any(isinstance(each, Node) for each in keys):
             return None
@@ -123,7 +123,7 @@ class DecidedSizes:
         return None
 
     def _of_tensor(self, node: Node, *steps: tuple[str, Any]) -> Place | None:
-        """Return the place that `steps` lead to from a tensor that is an argument, a part of one, or the model's."""
+        """Return the place to which `steps` lead from a tensor that is an argument, a part of one, or the model's."""
         found = path_of_node(node)
         if found is None or not isinstance(self._follow(found), torch.Tensor):
             return None
@@ -133,17 +133,17 @@ class DecidedSizes:
     def _follow(self, place: Place) -> Any:
         try:
             return follow(self._samples[place[0]] if place[0] else self.root, place[1])
-        except Exception:  # noqa: BLE001 - the forward itself shall meet it
+        except Exception:  # noqa: BLE001 - the forward itself will raise it
             return UNKNOWN
 
 
 def _is_reshaping(graph: Graph) -> bool:
-    """Return whether the graph gives some tensor another shape in place: a sample's may not be what the forward finds."""
+    """Return whether the graph reshapes a tensor in place, so that the forward may not find the sample's shape."""
     return any(node.target in _RESHAPES for node in graph.nodes if node.op == "call_method")
 
 
 class _Decides:
-    """What Python asks of a number, answered where it depends on sizes alone."""
+    """A mixin that answers Python's requests for a number if the number depends on sizes alone."""
 
     node: Node
     tracer: Any
@@ -165,7 +165,7 @@ class _Decides:
 
 
 class SizedValue(_Decides, TracedValue):
-    """A traced value of which sizes may be asked."""
+    """A traced value whose sizes may be read."""
 
     @override
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ class SizedAttribute(_Decides, TracedAttribute):
 
 
 def known_iterator(sizes: DecidedSizes, proxy: Proxy) -> Iterator[Any] | None:
-    """Return an iterator over a shape, or over the parts of a tensor; None over anything else."""
+    """Return an iterator over a shape or over the parts of a tensor, or None for anything else."""
     if (parts := sizes.parts(proxy.node)) is not None:
         several: Any = proxy
         return iter([several[index] for index in range(parts)])

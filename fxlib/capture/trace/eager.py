@@ -1,8 +1,9 @@
-"""Record the torch calls that are given no traced value, too, so that none is computed once and kept.
+"""Record torch calls without traced arguments as well, so that no result is computed once and kept.
 
-torch.fx runs `torch.rand(3)`, `torch.zeros(2)` or an operation on a plain tensor attribute while it traces, and keeps
-the result as a constant: every later step sees the same random numbers, or a buffer of zeros that earlier steps wrote
-to. Here they become nodes. Attributes of a tensor that need no computation (`shape`, `dtype`) are answered at once.
+While it traces, torch.fx runs `torch.rand(3)`, `torch.zeros(2)` or an operation on a plain tensor attribute, and keeps
+the result as a constant: every later step would see the same random numbers, or a buffer of zeros that earlier steps
+wrote to. Here, such calls become nodes. Attributes of a tensor that need no computation (`shape`, `dtype`) are answered
+at once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _VALUES = frozenset(
     {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
     | {"item", "tolist", "numpy", "__array__", "equal", "allclose", "is_nonzero"}
 )
-"""Methods that ask for the elements of a tensor."""
+"""Names of the methods that ask for the elements of a tensor."""
 _ANSWERED = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "get_device"}
     | {
@@ -47,7 +48,7 @@ _ANSWERED = frozenset(
 
 
 class EagerCalls(TorchFunctionMode):
-    """A torch function mode that hands calls without a traced argument to the tracer."""
+    """A torch function mode that passes calls without a traced argument to the tracer."""
 
     def __init__(self, tracer: RemoteTracer) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class EagerCalls(TorchFunctionMode):
         if name == "__get__":
             return self._attribute(func, args[0])
         result = self._record(func, args, kwargs)
-        if name == "unbind":  # how Python iterates a tensor
+        if name == "unbind":  # Python calls it to iterate over a tensor
             return value_of(result, [None] * args[0].shape[kwargs.get("dim", args[1] if len(args) > 1 else 0)])
         return result
 
@@ -115,14 +116,14 @@ FACTORIES = frozenset({"arange", "eye", "full", "linspace", "logspace", "ones", 
 _HISTORY = frozenset(
     {"grad", "grad_fn", "is_leaf", "retains_grad", "_backward_hooks", "_base", "_version", "output_nr"}
 )
-"""Attributes of a tensor that tell what became of it, and not what it is like."""
+"""Attributes of a tensor that tell its history rather than its properties."""
 _METADATA = frozenset({"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"})
 
 
 class KnownTensor(TracedValue):
-    """A tensor whose value is known during the trace, as `for i in torch.arange(3)` or `int(torch.tensor(4))` need it.
+    """A tensor whose value is known during the trace, as `for i in torch.arange(3)` and `int(torch.tensor(4))` require.
 
-    Its value can be read as long as no node of the graph uses it, since none can have written to it before that.
+    Its value can be read as long as no node of the graph uses it, since until then no node can have written to it.
     """
 
     def __init__(self, proxy: Proxy, make: Callable[[], torch.Tensor]) -> None:
@@ -133,7 +134,7 @@ class KnownTensor(TracedValue):
 
     @functools.cached_property
     def _value(self) -> torch.Tensor:
-        self.tracer.depth += 1  # what the tracer computes for itself is not recorded
+        self.tracer.depth += 1  # the tracer's own computations are not recorded
         try:
             return self._make()
         finally:
@@ -150,7 +151,7 @@ class KnownTensor(TracedValue):
         """Return the value.
 
         Raises:
-            CaptureError: it may have been written to since it was made.
+            CaptureError: the tensor may have been written to since it was made.
         """
         if self.node.users:
             raise capture_error(

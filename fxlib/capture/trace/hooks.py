@@ -1,6 +1,6 @@
-"""The functions that a capture replaces: those that make remote calls, those of clients, and those that stay one node.
+"""The functions that a trace replaces: those that make remote calls, those of clients, and those that stay one node.
 
-Each call, issue and wait of a registered client becomes one node, whose target is the function.
+Each call, issue and wait of a registered client becomes one node whose target is the function.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def install(interception: Interception, tracer: RemoteTracer, wrapped: Iterable[
 
 
 def _scripted(tracer: RemoteTracer) -> Replace:
-    """Refuse calls of TorchScript functions with traced values: TorchScript cannot be traced, and crashes on them."""
+    """Refuse calls of TorchScript functions with traced values: TorchScript cannot be traced, and crashes on these."""
 
     def replace(original: Call) -> Call:
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +119,7 @@ def rref_to(own: Call, original: Call, kind: type, value: Any, type_hint: Any = 
 
 
 def hide_remote_modules(interception: Interception) -> None:
-    """Have a `RemoteModule` report no modules and no state, for which it otherwise raises an error in this process."""
+    """Let a `RemoteModule` report that it has no modules and no state; otherwise it raises an error in this process."""
     for method in (_RemoteModule.named_modules, _RemoteModule.named_children, _RemoteModule.children):
         interception.function(method, lambda _: lambda *_, **__: iter(()))
     interception.function(_RemoteModule.state_dict, lambda _: lambda *_, **__: None)
@@ -172,7 +172,7 @@ def _on_node(tracer: RemoteTracer, name: str) -> Replace:
 
 
 def _custom_function(tracer: RemoteTracer) -> Replace:
-    """Keep a `torch.autograd.Function` as one node; if it were traced through, its backward would be lost."""
+    """Keep a `torch.autograd.Function` as one node; tracing through it would lose its backward."""
     kept: dict[type, Call] = {}
 
     def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,10 +186,10 @@ def _named(name: str, cls: Any) -> Call:
     def apply(*args: Any, **kwargs: Any) -> Any:
         return cls.apply(*args, **kwargs)
 
-    # Generated code finds a function by this name; that of the method would be looked for in torch.
+    # Generated code finds a function by this name; the method's own name would be looked up in torch.
     apply.__name__ = apply.__qualname__ = name
     apply.__module__ = cls.__module__
-    apply.__wrapped__ = cls.apply  # type: ignore[attr-defined]  # the same in another capture
+    apply.__wrapped__ = cls.apply  # type: ignore[attr-defined]  # it is the same in every capture
     return apply
 
 
@@ -197,7 +197,7 @@ def _leaf(tracer: RemoteTracer, function: FunctionType) -> Replace:
     signature = inspect.signature(function)
 
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        signature.bind(*args, **kwargs)  # a wrong call is an error now, as it would be without a tracer
+        signature.bind(*args, **kwargs)  # a wrong call raises its error now, as without a tracer
         return tracer.create_proxy("call_function", function, args, kwargs)
 
     return lambda _: replacement
@@ -210,7 +210,7 @@ def _install_clients(interception: Interception, tracer: RemoteTracer) -> None:
         if kind.is_client and kind.blocking is not None:
             interception.function(kind.blocking, _call(tracer, kind))
             interception.function(kind.issue, _issue(tracer, kind))
-            if kind.wait not in waits:  # several kinds may share one
+            if kind.wait not in waits:  # several kinds may share one wait
                 waits.add(kind.wait)
                 interception.function(kind.wait, _wait(tracer, kind))
 
@@ -248,7 +248,7 @@ def _wait(tracer: RemoteTracer, kind: CallKind) -> Replace:
 
 def _emit(tracer: RemoteTracer, kind: CallKind, function: Any, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Proxy:
     args, kwargs = given
-    signature_of(function).bind(*args, **kwargs)  # a wrong call is an error now, as it would be without a tracer
+    signature_of(function).bind(*args, **kwargs)  # a wrong call raises its error now, as without a tracer
     name = kind.function.rpartition(":")[2]
     contract = tracer.calls.contract_of_client(kind)
     values = functools.partial(tracer.calls.values, by_client=True)

@@ -1,4 +1,4 @@
-"""Refuse what a forward must not do while it is captured, because no graph can hold it."""
+"""Refuse what a forward must not do during a capture because no graph can hold it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def install(interception: Interception, tracer: RemoteTracer) -> None:
 
 
 def install_everywhere(interception: Interception, *, users: bool = False) -> None:
-    """Refuse what neither a trace nor an export can record; `users`: only where the user's own code asks for it."""
+    """Refuse what neither a trace nor an export can record; with `users`, only if the user's own code asks for it."""
     for function, problem, hint in _FUNCTIONS:
         interception.function(function, (_users_refusal if users else _refusal)(problem, hint))
     interception.function(torch.autograd.graph.saved_tensors_hooks.__enter__, _saved_tensors)
@@ -70,7 +70,7 @@ def _refusal(problem: str, hint: str) -> Replace:
 def _users_refusal(problem: str, hint: str) -> Replace:
     def replace(original: Call) -> Call:
         def refuse(*args: Any, **kwargs: Any) -> Any:
-            if source.asked_by_users(sys._getframe(3)):  # beyond the two of the interception
+            if source.asked_by_users(sys._getframe(3)):  # past the two frames of the interception
                 raise capture_error(f"{problem}, which no graph can hold", hint=hint)
             return original(*args, **kwargs)
 
@@ -91,7 +91,7 @@ def _tensor_question(tracer: RemoteTracer) -> Replace:
 
 
 def _shapes_question(tracer: RemoteTracer) -> Replace:
-    """Record it: an error about the class of a traced shape is one that a forward may catch, and no run raises."""
+    """Record the call: the forward might catch an error about the class of a traced shape, which no run raises."""
 
     def replace(original: Call) -> Call:
         def broadcast_shapes(*shapes: Any) -> Any:
@@ -106,7 +106,7 @@ def _shapes_question(tracer: RemoteTracer) -> Replace:
 
 def _saved_tensors(original: Call) -> Call:
     def enter(block: object) -> Any:
-        if type(block).__module__ == "torch.utils.checkpoint":  # recomputes the same values, so may go
+        if type(block).__module__ == "torch.utils.checkpoint":  # it recomputes the same values, so it may go
             return original(block)
         raise capture_error(
             "the forward sets hooks on the tensors saved for backward, which no graph can hold",
@@ -118,7 +118,7 @@ def _saved_tensors(original: Call) -> Call:
 
 def _legacy_tensor(original: Call) -> Call:
     def construct(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):  # which it would take for a tensor
+        if any(isinstance(value, Proxy) for value in (*args, *kwargs.values())):  # it would be taken for a tensor
             raise capture_error("the forward calls Variable, which no graph can hold", hint="Use the tensor itself.")
         return original(*args, **kwargs)
 
@@ -126,11 +126,11 @@ def _legacy_tensor(original: Call) -> Call:
 
 
 def _assignment(tracer: RemoteTracer) -> Replace:
-    """Refuse an assignment of Python state: it would happen once, in the capture, and never in a run."""
+    """Refuse an assignment of Python state: it would happen once, during the capture, and never in a run."""
 
     def replace(original: Call) -> Call:
         def assign(module: nn.Module, name: str, value: object) -> None:
-            caller = sys._getframe(3)  # beyond the two of the interception
+            caller = sys._getframe(3)  # past the two frames of the interception
             if not isinstance(value, Proxy) and not source.is_users(caller.f_code):
                 _assign_for_torch(tracer, original, module, name, value)
             elif not _is_written_in_place(getattr(module, name, None), value):
@@ -142,7 +142,7 @@ def _assignment(tracer: RemoteTracer) -> Replace:
 
 
 def _assign_for_torch(tracer: RemoteTracer, original: Call, module: nn.Module, name: str, value: object) -> None:
-    """Let torch's own code assign a constant that torch.fx keeps beside the graph, or a value that changes nothing."""
+    """Let torch's own code assign a constant kept beside the graph by torch.fx, or a value that changes nothing."""
     is_new = not hasattr(module, name)
     if not is_new and module in getattr(tracer, "submodule_paths", ()) and getattr(module, name) is not value:
         if name == "training":
@@ -164,7 +164,7 @@ def _kept(module: nn.Module, name: str) -> CaptureError:
 
 
 def _is_written_in_place(before: object, value: object) -> bool:
-    """Return whether this is the end of `self.count += 1`, or of `self.u = f(..., out=self.u)`: the buffer itself."""
+    """Return whether a buffer is assigned to itself, as `self.count += 1` and `self.u = f(..., out=self.u)` do."""
     if not (isinstance(before, Proxy) and isinstance(value, Proxy)):
         return before is value and value is not None
     node: Any = value.node

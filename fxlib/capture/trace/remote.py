@@ -1,4 +1,4 @@
-"""Record remote calls: each, in whichever idiom, becomes one node that calls an operator of `fxlib.runtime`."""
+"""Record remote calls: each, whatever its idiom, becomes one node that calls an operator of `fxlib.runtime`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fxlib.spec.contract import Contract, contract_of
 
 Style = Literal["sync", "async", "remote"]
 METHOD_ARGUMENTS = "method_arguments"
-"""Key of a call's `meta`: the index of the first argument of the method that the called helper calls."""
+"""Key in a call's `meta` for the index of the first argument of the method that the called helper calls."""
 _CONTAINERS = frozenset({list, tuple, dict, slice, immutable_list, immutable_dict})
 _OPERATORS = {"sync": ops.remote_call, "async": ops.start_call, "remote": ops.create}
 
@@ -52,22 +52,22 @@ class Recorder(Protocol):
 
 
 class Watcher(Protocol):
-    """What is told of the objects among the arguments of calls."""
+    """The receiver of the objects among the arguments of calls."""
 
     def sent(self, value: Any, *, by_client: bool = False) -> None:
-        """Note what an object holds that stays beside the graph."""
+        """Note the contents of an object that is kept beside the graph."""
 
     def taken_apart(self, container: Any) -> None:
-        """Note what a container holds whose elements become arguments, one by one."""
+        """Note the contents of a container whose elements become arguments one by one."""
 
 
 class RemoteCalls:
     """Records the remote calls of one capture.
 
     Args:
-        tracer: makes the nodes.
-        declarations: the contracts.
-        watcher: is told of the objects among the arguments.
+        tracer: the maker of the nodes.
+        declarations: the finder of the contracts.
+        watcher: the receiver of the objects among the arguments.
     """
 
     def __init__(self, tracer: Recorder, declarations: Declarations, watcher: Watcher) -> None:
@@ -116,7 +116,7 @@ class RemoteCalls:
     def method_calls(
         self, style: Style, rref: Any, timeout: Any = None, *, then: Callable[[Any], Any] = lambda made: made
     ) -> RRefCalls:
-        """Return the helper that `rref.rpc_sync()` and the like return; `then` makes the program's result of a call."""
+        """Return the helper that `rref.rpc_sync()` and the like return; `then` converts the results of its calls."""
         return RRefCalls(lambda method, *call: then(self.method_call(style, rref, method, *call, timeout=timeout)))
 
     def contract_of_client(self, kind: CallKind) -> Contract | None:
@@ -132,7 +132,7 @@ class RemoteCalls:
         return value_of(result, contract.structure if contract is not None else None)
 
     def own(self, value: Any) -> Proxy:
-        """Record `rpc.RRef(value)`, which leads to this very process."""
+        """Record `rpc.RRef(value)`, which refers to this process itself."""
         return self._tracer.create_proxy("call_function", ops.make_rref, (self._value(value),), {}, name="rref")
 
     def _record(
@@ -148,7 +148,7 @@ class RemoteCalls:
         # An RRef's `rpc_async` asks the owner for the object's class first, and leaves all errors to the future.
         late = style == "async" and call[1].startswith(".")
         proxy = self.emit(ops.issue_call if late else _OPERATORS[style], call, node_name, contract)
-        if through is not None:  # from here on it is the method's call: its arguments, and where its gradient goes
+        if through is not None:  # from here on, the arguments and the gradient are those of the method's call
             proxy.node.meta[METHOD_ARGUMENTS] = GIVEN
             call = (call[2][1], f".{through.method.__name__}", call[2][GIVEN:], *call[3:])
         if style == "async":
@@ -164,7 +164,7 @@ class RemoteCalls:
 
     @staticmethod
     def called(node: Node) -> str:
-        """Return the name of the function whose result a node is: that of a call, or of the wait for one."""
+        """Return the name of the function whose result a node is, whether the node is a call or the wait for one."""
         made = node.args[0] if is_wait(node) else node
         if isinstance(made, Node) and (made.target in _OPERATORS.values() or made.target is ops.issue_call):
             return str(made.args[1])
@@ -172,10 +172,10 @@ class RemoteCalls:
         return "" if kind is None else kind.function
 
     def emit_wait(self, operator: Any, issued: Proxy) -> Proxy:
-        """Append the node that waits for what another one issued."""
+        """Append the node that waits for a call that another node issued."""
         node = issued.node
         hint = node.name.replace("issue_", "wait_", 1)
-        plain = TracedValue(node, issued.tracer)  # which does not ask to be waited for
+        plain = TracedValue(node, issued.tracer)  # a plain value does not wait when it is used
         result = self._tracer.create_proxy("call_function", operator, (plain,), {}, name=hint)
         result.node.meta["call"] = node.meta["call"]
         return result
@@ -213,7 +213,7 @@ class RemoteCalls:
         """Append the node that makes or begins a call.
 
         Raises:
-            CaptureError: an `except` clause of the user's guards it.
+            CaptureError: the user's own `except` clause guards the call.
         """
         if place := guarding_handler(sys._getframe(1), self._tracer.end):
             raise capture_error(
@@ -242,13 +242,13 @@ class RemoteCalls:
 
         Args:
             values: the arguments.
-            by_client: whether a registered client gets them.
+            by_client: whether a registered client gets the arguments.
         """
         function = functools.partial(self._value, by_client=by_client)
         return _mapped(values, function, self._watcher.taken_apart)
 
     def in_flight(self, values: Iterable[Any]) -> None:
-        """Note arguments that a client may read until it is waited for, where a graph has copies of containers."""
+        """Note arguments that a client may read until it is waited for; of containers, a graph gives it copies."""
         for each in values:
             self._watcher.sent(each)
 
@@ -289,7 +289,7 @@ def _meet_batched_form(name: str) -> None:
 
 
 _IMMEDIATE = frozenset({str, int, float, bool, complex, type(None), type(...), range})
-"""Classes of which a value is a part of generated code; of a class of its own, it is kept as it is."""
+"""Classes whose values become part of generated code; a value of a subclass is kept as it is."""
 _PLAIN = (
     *(Proxy, torch.Tensor, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
     *(torch.SymInt, torch.SymFloat, torch.SymBool, rpc.PyRRef, rpc.WorkerInfo),
@@ -297,13 +297,13 @@ _PLAIN = (
 
 
 def _mapped(value: Any, function: Callable[[Any], Any], taken_apart: Callable[[Any], None]) -> Any:
-    """Apply a function to what a value consists of.
+    """Apply a function to the parts of a value.
 
-    Of a container of a class of its own, a graph would make a plain one: it is a part as a whole, if it holds no value
-    of the graph.
+    A graph would turn a container of a subclass into a plain one. Such a container is therefore one part as a whole,
+    provided that it holds no value of the graph.
 
     Raises:
-        CaptureError: it holds some.
+        CaptureError: a container of a subclass holds values of the graph.
     """
     kind = type(value)
     inner = functools.partial(_mapped, function=function, taken_apart=taken_apart)
@@ -331,7 +331,7 @@ def _refused(what: str, error: ContractError) -> CaptureError:
 
 
 def _named(node: Node) -> str | None:
-    """Return the worker that a destination surely is: `get_worker_info("ps0")`, the owner of what was made there."""
+    """Return the worker that a destination surely is: that of `get_worker_info("ps0")`, or a created value's owner."""
     if node.target is rpc.get_worker_info and node.args and isinstance(node.args[0], str):
         return node.args[0]
     if node.op != "call_method" or node.target not in ("owner", "owner_name"):
@@ -361,12 +361,12 @@ def _seconds(timeout: Any) -> Any:
 def _unfold(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-    """Replace partials and bound methods by the function that they call, which is sent instead and does the same."""
+    """Replace partials and bound methods by the function that they call; it is sent instead and does the same."""
     while isinstance(function, functools.partial):
         args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
     if inspect.ismethod(function) and not isinstance(function.__self__, type):
         return function.__func__, (function.__self__, *args), kwargs
-    if getattr(function, "__fx_already_patched", False):  # torch.fx.wrap, for the time of the trace
+    if getattr(function, "__fx_already_patched", False):  # replaced by torch.fx.wrap during the trace
         return function.__wrapped__, args, kwargs
     if isinstance(function, Proxy) or not callable(function):
         raise capture_error(
@@ -377,6 +377,6 @@ def _unfold(
 
 
 def _is_remote_forward(function: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether this is a `RemoteModule` calling its forward; it does no more, unless the module is on a CUDA device."""
+    """Return whether a `RemoteModule` calls its forward and does no more; with a module on a CUDA device, it does."""
     generated = getattr(function, "__name__", "") == "_remote_forward"
     return generated and len(args) >= 3 and torch.device(args[1]).type != "cuda"

@@ -1,9 +1,10 @@
-"""Modules of torch's own classes that are traced through, since they run more than their class holds.
+"""Modules of torch's own classes that are traced through, since they run more code than their class has.
 
-A module of torch.nn is one node of the graph, by its class. With hooks, or with parametrizations
-(`torch.nn.utils.parametrize`), its class does not tell what it computes, and no other process could run that node: so
-its forward, its hooks and its parametrizations are traced, and what they read of Python's state is noted like anything
-else that the forward reads. A module that cannot be traced stays one node, which only this process can run.
+A module of torch.nn is one node of the graph, identified by its class. If it has hooks or parametrizations
+(`torch.nn.utils.parametrize`), its class does not tell what it computes, and no other process could run that node.
+Therefore its forward, its hooks and its parametrizations are traced, and the Python state that they read is recorded
+like everything else that the forward reads. A module that cannot be traced stays one node, which only this process can
+run.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from fxlib.capture.recording.observers import functions_in, is_observed
 from fxlib.errors import CaptureError
 
 WHOLE = "whole"
-"""Key of a node's `meta`: why its module could not be traced through."""
+"""Key in a node's `meta` for the reason why its module could not be traced through."""
 _OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class TracedThrough:
-    """The modules of torch's own classes that one capture traces through: at first all, then those that can be."""
+    """The modules of torch's own classes that one capture traces through: at first all, then those that allow it."""
 
     def __init__(self) -> None:
         self.whole: dict[nn.Module, str] = {}
-        """The modules that stay one node, and why."""
+        """The modules that stay one node, each with the reason."""
         self._met: dict[nn.Module, None] = {}
         self._failed: nn.Module | None = None
         self.computing = 0
-        """Above zero while parameters are computed by their parametrizations."""
+        """Depth of the parametrizations that are computing parameters now; 0 outside of them."""
 
     def includes(self, module: nn.Module) -> bool:
-        """Return whether to trace through a module of torch's own."""
+        """Return whether to trace through a module of one of torch's own classes."""
         return module not in self.whole and (_runs_hooks(module) or _is_parametrized(module))
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
-        """Note that the block traces through a module, and whether it gets through."""
+        """Record that the block traces through a module, and whether it succeeds."""
         self._met[module] = None
         computes = isinstance(module, parametrize.ParametrizationList)
         self.computing += computes
@@ -55,8 +56,9 @@ class TracedThrough:
     def keep_whole(self, error: CaptureError) -> bool:
         """Choose modules that stay one node when a failed capture is tried again; return whether there are any.
 
-        They are the module in which the capture failed and those that run the same code. Where it failed outside of
-        them, because of what the forward leaves behind, they are those with hooks, and the next time all others.
+        They are the module in which the capture failed and those that run the same code. If the capture failed outside
+        of these modules, because of what the forward leaves behind, the modules with hooks are chosen, and the next
+        time all others.
         """
         failed, met = self._failed, [each for each in self._met if each not in self.whole]
         self._failed, self._met = None, {}
@@ -69,7 +71,7 @@ class TracedThrough:
 
 
 def is_part_of_torchs_parametrizations(module: nn.Module) -> bool:
-    """Return whether a module is one of those that torch puts into a module whose parameters are computed."""
+    """Return whether a module is one that torch puts into a module whose parameters are computed."""
     return type(module).__module__ in ("torch.nn.utils.parametrize", "torch.nn.utils.parametrizations")
 
 
@@ -82,7 +84,7 @@ def _hooks(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 def _runs_hooks(module: nn.Module) -> bool:
-    """Return whether it has hooks whose reading of Python's state is observed, all of them: torch's own may keep anything."""
+    """Return whether a module has hooks, and what all of them read is observed: torch's own hooks may keep anything."""
     hooks = _hooks(module)
     return bool(hooks) and all(map(_is_observed, hooks))
 
@@ -93,7 +95,7 @@ def _is_observed(hook: Callable[..., Any]) -> bool:
 
 
 def _code(module: nn.Module) -> object:
-    """Return what decides which code runs in a module."""
+    """Return a key that is equal for modules that run the same code."""
     hooks = tuple(getattr(each, "__code__", type(each)) for each in _hooks(module))
     kind = type(module).__mro__[1] if parametrize.is_parametrized(module) else type(module)
     return kind, hooks, *(type(each) for each in module.modules() if is_part_of_torchs_parametrizations(each))

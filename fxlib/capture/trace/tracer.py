@@ -52,9 +52,9 @@ _RREF_CALLS = {"rpc_sync": "sync", "rpc_async": "async", "remote": "remote"}
 
 
 class RemoteTracer(Tracer):
-    """Records remote calls wherever they are made, and for each node where in the user's program it comes from.
+    """Records remote calls wherever they are made, and for each node its origin in the user's program.
 
-    To be mixed in before the caller's Tracer. `prepare` sets it up for one capture.
+    This class is mixed in before the caller's Tracer. `prepare` sets it up for one capture.
     """
 
     proxy_buffer_attributes = True
@@ -64,15 +64,15 @@ class RemoteTracer(Tracer):
     traced_through: TracedThrough
     leaves: Collection[object] = ()
     depth = 0
-    """Above zero while the tracer itself works, so that its own computations are not recorded."""
+    """Depth of the tracer's own work, in which computations are not recorded; 0 while the forward runs."""
     end: FrameType | None = None
     """The frame at which the user's frames end."""
     answered = False
-    """Whether the forward was told metadata of a tensor, which is a constant in the graph."""
+    """Whether the forward has read metadata of a tensor, which is a constant in the graph."""
     sizes: DecidedSizes | None = None
-    """What samples say of sizes; None where the graph is to be for all."""
+    """The sizes that samples have; None if the graph is to be for all sizes."""
     asked_gradients = False
-    """Whether the forward was told which tensors take a gradient."""
+    """Whether the forward has read which tensors take a gradient."""
 
     def prepare(
         self,
@@ -89,14 +89,14 @@ class RemoteTracer(Tracer):
         """Set up one capture.
 
         Args:
-            calls: records remote calls.
-            places: finds RRefs in the model.
-            leaves: the modules that are kept whole.
+            calls: the recorder of remote calls.
+            places: the locations of RRefs in the model.
+            leaves: the modules that are kept as one node each.
             end: the frame at which the user's frames end.
-            recorder: records what Python is asked.
-            traced_through: the modules of torch's that are traced through.
-            changed: changes that code of the program's own has made, by the nodes that ran it, in their order.
-            samples: arguments of which the forward may ask sizes; None where the graph is to be for all.
+            recorder: the recorder of what Python is asked.
+            traced_through: the modules of torch's own classes that are traced through.
+            changed: the changes made by code of the program's own, by the nodes that ran it, in their order.
+            samples: arguments whose sizes the forward may read; None if the graph is to be for all sizes.
         """
         self._changed = dict(changed)
         self.recorder = recorder
@@ -107,7 +107,7 @@ class RemoteTracer(Tracer):
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
         self._attributes_read: set[str] = set()
-        """Names of tensors that were read since something was changed."""
+        """Names of the tensors that were read since the last change."""
         self._constants: dict[int, Proxy] = {}
         self._parameter_metadata = ParameterMetadata()
         self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
@@ -117,7 +117,7 @@ class RemoteTracer(Tracer):
         self.calls.forget()
         self.__dict__.clear()
 
-    # What the recorder of remote calls needs.
+    # These methods serve the recorder of remote calls.
 
     def rref(self, value: Any) -> Proxy:
         """Return the node that reads a live RRef, by the path under which the model holds it."""
@@ -126,7 +126,7 @@ class RemoteTracer(Tracer):
         return self.constant(value, self.places.hint_of(value))
 
     def constant(self, value: object, hint: str) -> Proxy:
-        """Return the node that reads an object that is no attribute of the model; it is kept beside the graph."""
+        """Return the node that reads an object kept beside the graph, since it is not an attribute of the model."""
         if id(value) in self._constants:
             return self._constants[id(value)]
         name = hint if not hasattr(self.root, hint) else self.get_fresh_qualname(f"{hint}_")
@@ -134,7 +134,7 @@ class RemoteTracer(Tracer):
         return self._attribute(value, name)
 
     def metadata_of(self, proxy: Proxy, name: str) -> Any:
-        """Return an attribute of a value that a parametrization computes from parameters; None if unknown."""
+        """Return an attribute of a value that a parametrization computes from parameters, or None if it is unknown."""
         if not self.traced_through.computing:
             return None
         if name == "device":
@@ -152,7 +152,7 @@ class RemoteTracer(Tracer):
         self._check(result_structure.check_structure, value, declared)
 
     def check_plain(self, value: Proxy, declared: float | str) -> None:
-        """Let each run check that a part of a remote result is what its contract says that it is."""
+        """Let each run check that a part of a remote result is as its contract declares."""
         self._check(result_structure.check_plain, value, (declared,))
 
     def _check(self, check: Callable[..., None], value: Proxy, declared: object) -> None:
@@ -169,7 +169,7 @@ class RemoteTracer(Tracer):
 
     @contextmanager
     def before_changes(self) -> Iterator[None]:
-        """Let the forward find what it found in a run before code of the program's own changed it."""
+        """Let the forward find the state that a run found before code of the program's own changed it."""
         if not self._changed:
             yield
             return
@@ -184,7 +184,7 @@ class RemoteTracer(Tracer):
                 each.redo()
 
     def _change_behind(self, name: str) -> None:
-        """Change what code of the program's own has changed when it ran as the node of this name."""
+        """Repeat the changes that code of the program's own made when it ran as the node of this name."""
         with self.recorder.unobserved(), suspended():
             for each in self._changed.pop(name):
                 each.redo()
@@ -192,7 +192,7 @@ class RemoteTracer(Tracer):
         self._names, self._attributes_read = None, set()
         self.submodule_paths = {each: path for path, each in local_modules(self.root)}
 
-    # What torch.fx asks of a tracer.
+    # torch.fx calls these methods of a tracer.
 
     @override
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
@@ -258,7 +258,7 @@ class RemoteTracer(Tracer):
             return self.rref(a).node
         if isinstance(a, rpc.WorkerInfo):
             return self.create_proxy("call_function", rpc.get_worker_info, (a.name,), {}).node
-        if (number := python_number(a)) is not None:  # generated code has no words for those of NumPy's and of enums
+        if (number := python_number(a)) is not None:  # generated code cannot express those of NumPy and of enums
             return number
         if isinstance(a, (list, dict)):
             self.recorder.handed_on(a)
@@ -267,7 +267,7 @@ class RemoteTracer(Tracer):
         return super().create_arg(a)
 
     def _dict_of_a_class(self, given: dict[Any, Any]) -> Node:
-        """Return the node that makes an ordered dict; torch.fx would make a plain one of any."""
+        """Return the node that makes an ordered dict; torch.fx would turn any into a plain one."""
         if type(given) is not OrderedDict:
             raise capture_error(
                 f"the forward hands on a {type(given).__name__}, which tracing would turn into a dict",
@@ -277,7 +277,7 @@ class RemoteTracer(Tracer):
 
     @override
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if not is_capturing():  # another thread runs a model of its own
+        if not is_capturing():  # another thread is running a model of its own
             return forward(*args, **kwargs)
         if isinstance(m, _RemoteModule):
             return self.calls.method_call("sync", m.module_rref, "forward", args, kwargs)
@@ -291,9 +291,9 @@ class RemoteTracer(Tracer):
     @override
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         named = module_qualified_name in self.leaves or m in self.leaves or type(m) in self.leaves
-        # Backward hooks act on tensors: traced through, they would be lost.
+        # Backward hooks act on tensors, and would be lost by tracing through the module.
         hooked = bool(m._backward_hooks or m._backward_pre_hooks)
-        # Its forward prepares its reducer for the backward of this very step.
+        # The forward of `DistributedDataParallel` prepares its reducer for the backward of the same step.
         parallel = isinstance(m, DistributedDataParallel)
         if named or hooked or parallel or m in self.traced_through.whole:
             return True
@@ -319,7 +319,7 @@ class RemoteTracer(Tracer):
         return next(base for base in after if "getattr" in base.__dict__) is Tracer
 
     def _tensor_attribute(self, value: torch.Tensor, cache: dict[str, Proxy]) -> Any:
-        # torch.fx searches all parameters at each access.
+        # torch.fx itself would search all parameters at each access.
         if self._names is None:
             self._names = {id(buffer): name for name, buffer in self.root.named_buffers()}
             self._names |= {id(parameter): name for name, parameter in self.root.named_parameters()}
@@ -331,7 +331,7 @@ class RemoteTracer(Tracer):
             cache[name] = self.create_proxy("get_attr", name, (), {})
         return cache[name]
 
-    # What a graph cannot hold.
+    # These methods refuse what a graph cannot hold.
 
     @override
     def to_bool(self, obj: Proxy) -> bool:
@@ -368,7 +368,7 @@ class RemoteTracer(Tracer):
 
     @staticmethod
     def class_of_value(value: Proxy) -> type:
-        """Return the class that a traced value surely has: as declared, or by what made it.
+        """Return the class that a traced value surely has, as declared or as its maker implies.
 
         Raises:
             CaptureError: only a run knows it.
@@ -376,7 +376,7 @@ class RemoteTracer(Tracer):
         return value._class() if isinstance(value, TracedValue) else TracedValue(value.node, value.tracer)._class()
 
     def refuse(self, proxy: Proxy, problem: str) -> NoReturn:
-        """Say that the program cannot be decided without the proxy's value.
+        """Raise the error that the program cannot be decided without the proxy's value.
 
         Raises:
             CaptureError: always.
@@ -391,17 +391,17 @@ class RemoteTracer(Tracer):
 
 
 def _refuse_another_signature(forward: Any) -> None:
-    """Refuse a decorator that takes arguments in another way than the function that it says it is.
+    """Refuse a decorator that takes its arguments differently from the function that it wraps.
 
-    torch.fx reads the names from the inner function, and hands them to the outer one by their places.
+    torch.fx reads the names of arguments from the inner function, and passes them to the outer one by position.
 
     Raises:
-        CaptureError: it does.
+        CaptureError: the decorator does so.
     """
     outer, inner = forward.__code__, inspect.unwrap(forward).__code__
     starred = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
     if not (inner.co_kwonlyargcount or inner.co_flags & starred):
-        return  # then Python itself binds what the outer one is called with
+        return  # then Python itself binds the outer function's arguments
     taken = [
         (code.co_argcount, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2], code.co_flags & starred)
         for code in (outer, inner)
@@ -416,10 +416,10 @@ def _refuse_another_signature(forward: Any) -> None:
 
 
 def _in_order_of_signature(graph: Graph, forward: Any, is_module: bool) -> None:
-    """Put the argument that takes further positional ones before those that are keyword-only, as Python writes them.
+    """Put the argument that takes further positional ones before the keyword-only ones, as in Python's signatures.
 
-    torch.fx has it behind them, where it leaves them open to be given by position. Where Python wrote no such argument,
-    and a keyword-only one that has to be given follows one with a default, the graph has one that is always empty.
+    torch.fx puts it after them, so that they could be given by position. If the forward has no such argument, and a
+    required keyword-only argument follows one with a default, the graph has one that is always empty.
     """
     code = forward.__code__
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -437,10 +437,10 @@ def _in_order_of_signature(graph: Graph, forward: Any, is_module: bool) -> None:
 
 
 def tracer_for(tracer_class: Any) -> RemoteTracer:
-    """Make a tracer that behaves as the caller's class does, and knows remote calls.
+    """Make a tracer that behaves like the caller's class, and also records remote calls.
 
     Raises:
-        CaptureError: the class is no `torch.fx.Tracer`, or its constructor needs arguments.
+        CaptureError: the class is not a `torch.fx.Tracer`, or its constructor needs arguments.
     """
     if tracer_class is None:
         return RemoteTracer()

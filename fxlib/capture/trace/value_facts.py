@@ -1,7 +1,7 @@
-"""What is certain of traced values: their classes, to answer `isinstance(x, torch.Tensor)`, and the metadata of some.
+"""Facts that are certain about traced values: their classes, for `isinstance(x, torch.Tensor)`, and some metadata.
 
-Values that are computed from parameters and buffers alone, by which a parametrization may decide, have the same shape
-and dtype in each run as long as the parameters keep theirs, which each run then checks
+A parametrization may decide by values that are computed from parameters and buffers alone. These values have the same
+shape and dtype in each run as long as the parameters keep theirs, which each run then checks
 (`fxlib.runtime.guards.tensor_metadata`).
 """
 
@@ -23,7 +23,7 @@ from fxlib.capture.intercept import suspended
 from fxlib.capture.metadata import attribute_of
 from fxlib.runtime.ops.calls import COLLECTIVE, kind_of
 
-# Abstract base classes, single dispatch, and the metaclass of parameters.
+# These are abstract base classes, single dispatch, and the metaclass of parameters.
 _ASKING_FOR_OTHERS = ("<frozen abc>", "functools.py", "torch/nn/parameter.py")
 _SEVERAL = (RNNBase, nn.MultiheadAttention, nn.AdaptiveLogSoftmaxWithLoss, nn.ModuleList, nn.ModuleDict)
 _CASTS = frozenset(
@@ -36,7 +36,7 @@ _ARITHMETIC = frozenset(
     | {"mul", "ne", "neg", "or_", "pos", "pow", "sub", "truediv", "xor"}
 )
 ANSWERED = frozenset({"shape", "size", "ndim", "dim", "ndimension", "numel", "nelement", "dtype", "device"})
-"""Names of the attributes and methods of tensors that this metadata answers."""
+"""Names of the tensor attributes and methods that this metadata answers."""
 
 
 def asked_by_the_program(frame: FrameType | None) -> bool:
@@ -47,15 +47,16 @@ def asked_by_the_program(frame: FrameType | None) -> bool:
 
 
 def class_of(node: Node, root: nn.Module, relied: dict[Node, type]) -> type | None:
-    """Return the class that the node's value surely has; None if only a run knows.
+    """Return the class that the node's value surely has, or None if only a run knows it.
 
     Args:
         node: the node of the value.
         root: the model.
-        relied: receives the classes that inputs of the graph are assumed to have, which each run has to check.
+        relied: a dict that receives the classes that inputs of the graph are assumed to have; each run has to check
+            them.
     """
     if node.op == "placeholder":
-        # Whoever passes other things fixes them with concrete_args=, or says so in the annotation.
+        # An input of another class is fixed by `concrete_args=`, or declared by its annotation.
         plain = node.type is None or node.type in (torch.Tensor, torch.Tensor | None, "torch.Tensor", "Tensor")
         found = torch.Tensor if plain else _plain_class(node.type)
         if found is not None:
@@ -74,7 +75,7 @@ def _plain_class(annotation: object) -> type | None:
 def _is_tensor(node: Node, root: nn.Module, relied: dict[Node, type]) -> bool:
     target: Any = node.target
     if kind_of(node) is COLLECTIVE:
-        return True  # lists of them have declared structures
+        return True  # the lists that collectives return have declared structures
     if node.op == "call_module":
         return _module_makes_a_tensor(root.get_submodule(target), node, root, relied)
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
@@ -104,7 +105,7 @@ def _module_makes_a_tensor(module: nn.Module, node: Node, root: nn.Module, relie
 
 @functools.cache
 def _makes_one_tensor(name: str) -> bool:
-    """Return whether an operator returns one tensor, by torch's own schemas."""
+    """Return whether an operator returns one tensor, according to torch's own schemas."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return False
@@ -113,22 +114,22 @@ def _makes_one_tensor(name: str) -> bool:
 
 
 class ParameterMetadata:
-    """Computes the metadata of values with tensors that have no memory, once for each node."""
+    """Computes the metadata of values, once for each node, on tensors that have no memory."""
 
     def __init__(self) -> None:
         self._known: dict[Node, Any] = {}
 
     def of(self, node: Node, root: nn.Module) -> torch.Tensor | None:
-        """Return a tensor on the device "meta" with a node's metadata; None if its value is no tensor, or unknown."""
+        """Return a tensor on the device "meta" with a node's metadata, or None if the value is no tensor or unknown."""
         with suspended(), torch._C.DisableTorchFunction(), torch.no_grad():
             try:
                 found = self._value(node, root)
-            except Exception:  # noqa: BLE001 - what cannot be followed is not known
+            except Exception:  # noqa: BLE001 - a value that cannot be computed is not known
                 return None
         return found if isinstance(found, torch.Tensor) else None
 
     def device_of(self, node: Node, root: nn.Module) -> torch.device | None:
-        """Return the device of the tensors that a node's value is computed from; None if they are on several."""
+        """Return the device of the tensors from which a node's value is computed, or None if they are on several."""
         found, seen, ahead = set(), {node}, [node]
         while ahead:
             each = ahead.pop()

@@ -1,4 +1,4 @@
-"""What a traced program holds in place of tensors, remote results, futures and RRef call helpers."""
+"""Stand-ins that a traced program holds in place of tensors, remote results, futures and RRef call helpers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Structure = Mapping[Any, Any] | Sequence[Any]
 
 
 def value_of(proxy: Proxy, structure: object) -> Any:
-    """Give the proxy the declared structure; a leaf stays a plain proxy, unless its value is declared, too."""
+    """Return the proxy with the declared structure; a leaf stays a plain proxy unless its value is declared as well."""
     if isinstance(structure, (tuple, list, Mapping)):
         return StructuredValue(proxy.node, proxy.tracer, structure)
     if isinstance(structure, (bool, str, Exactly)):
@@ -35,7 +35,7 @@ def value_of(proxy: Proxy, structure: object) -> Any:
 
 
 class _InPlace:
-    """Operators that write to their left side, which torch.fx would turn into ones that do not, or refuse."""
+    """Operators that write to their left side; torch.fx would replace them by ones that do not, or refuse them."""
 
     node: Node
     tracer: TracerBase
@@ -66,7 +66,7 @@ def _define_in_place(name: str) -> None:
     target, plain = getattr(operator, f"i{name}"), getattr(operator, f"{name}_" if name in ("and", "or") else name)
 
     def write(self: Any, other: Any) -> Any:
-        # Numbers cannot be written to: the old value may be used again under another name.
+        # Numbers cannot be written to: the old value may still be used under another name.
         chosen = plain if is_number(self.node) else target
         return self.tracer.create_proxy("call_function", chosen, (self, other), {})
 
@@ -78,7 +78,7 @@ for _name in ARITHMETIC:
 
 
 def is_number(node: Node) -> bool:
-    """Return whether the node's value is surely a number: a size, or computed from sizes alone."""
+    """Return whether the node's value is surely a number: a size, or a value computed from sizes alone."""
     if node.op == "placeholder":
         return node.type in (int, float, bool, "int", "float", "bool")
     if node.op == "call_method":
@@ -91,15 +91,15 @@ def is_number(node: Node) -> bool:
 
 
 _VIEWS = frozenset({"T", "H", "mT", "mH", "real", "imag", "data", "grad"})
-"""Attributes of a tensor that are tensors: to read one is an operation like another."""
+"""Attributes of a tensor that are tensors; reading one is an operation like any other."""
 
 
 _CHANGES = frozenset({"_version", "grad_fn", "is_leaf", "output_nr", "requires_grad", "_base", "shape", "ndim"})
-"""Attributes of a tensor that operations in place change: they are read where the program reads them."""
+"""Attributes of a tensor that in-place operations change; they are read where the program reads them."""
 
 
 class TracedValue(_InPlace, Proxy):
-    """A value of the program, as torch.fx's Proxy has it, with operators that write in place kept in place."""
+    """A value of the program, like torch.fx's Proxy, whose in-place operators stay in place."""
 
     tracer: Any
 
@@ -108,7 +108,7 @@ class TracedValue(_InPlace, Proxy):
             return known
         found = self._attribute(name)
         if name in _VIEWS or name in _CHANGES:
-            found.node  # noqa: B018 - makes it where the program does: what follows may write in place, or be a use, too
+            found.node  # noqa: B018 - makes the node at this point: what follows may write in place, or be a use
         return found
 
     def _attribute(self, name: str) -> TracedAttribute:
@@ -117,8 +117,8 @@ class TracedValue(_InPlace, Proxy):
     def _answer(self) -> type:
         return self._class() if value_facts.asked_by_the_program(sys._getframe(1)) else type(self)
 
-    __class__ = property(_answer)  # what isinstance asks
-    _is_param = False  # asked next, of a Parameter in disguise
+    __class__ = property(_answer)  # isinstance reads this
+    _is_param = False  # and this next, for disguised Parameters
 
     def _class(self) -> type:
         return self.tracer.class_of(self)
@@ -156,7 +156,7 @@ class StructuredValue(TracedValue):
         return type(self._relied_on())
 
     def _relied_on(self) -> Structure:
-        """Return the structure, to decide something by it: a run checks it, once."""
+        """Return the structure, by which something is decided; each run then checks it, once."""
         if not self._checked:
             self._checked = True
             self.tracer.check_structure(self)
@@ -164,7 +164,7 @@ class StructuredValue(TracedValue):
 
     @property
     def is_sequence(self) -> bool:
-        """Whether the value is a tuple or a list, and no dict."""
+        """Whether the value is a tuple or a list, and not a dict."""
         return not isinstance(self.structure, Mapping)
 
     def __len__(self) -> int:
@@ -223,30 +223,30 @@ class FutureValue(TracedValue):
         return torch.futures.Future
 
     def wait(self) -> Any:
-        """Wait for the call; later waits give the same value."""
+        """Wait for the call, and return its value; later waits return the same one."""
         if not self._result:
             self._result.append(self._wait(self))
         return self._result[0]
 
     def value(self) -> Any:
-        """Return the value of a future that was waited for."""
+        """Return the value of a future that has been waited for."""
         if self._result:
             return self._result[0]
         raise _undecidable("value() of a future that was not waited for depends on timing", "Call wait().")
 
     def done(self) -> NoReturn:
-        """Refuse: the answer depends on timing."""
+        """Refuse the question, because its answer depends on timing."""
         raise _undecidable("done() depends on timing", "Call wait().")
 
     def then(self, *_: object) -> NoReturn:
-        """Refuse: a callback runs at a moment, and on a thread, that no graph can express."""
+        """Refuse a callback: no graph can express when it runs, and on which thread."""
         raise _undecidable("a future's callback runs outside of the graph", "wait() for it, then compute.")
 
     add_done_callback = set_result = set_exception = then
 
 
 class CollectiveValue(TracedValue):
-    """The result of a collective that was issued: whoever uses it waits for it first."""
+    """The result of a collective that was issued; each use of it waits for it first."""
 
     _fields = TracedValue._fields | {"_waited"}
 
@@ -259,14 +259,14 @@ class CollectiveValue(TracedValue):
         return torch.Tensor
 
     def wait(self) -> Proxy:
-        """Wait for it; later waits give the same value."""
+        """Wait for the collective, and return its value; later waits return the same one."""
         if self._waited is None:
             self._waited = self.tracer.calls.emit_wait(wait_collective, self)
         return self._waited
 
 
 class CollectedFutures:
-    """What `torch.futures.collect_all` returns: a future of futures."""
+    """The future of futures that `torch.futures.collect_all` returns."""
 
     def __init__(self, futures: list[Any]) -> None:
         self._futures = futures
@@ -280,14 +280,14 @@ class CollectedFutures:
     value = wait
 
     def then(self, *_: object) -> NoReturn:
-        """Refuse, as for one future."""
+        """Refuse a callback, as for one future."""
         raise _undecidable("a future's callback runs outside of the graph", "wait() for it, then compute.")
 
     add_done_callback = done = then
 
 
 class RRefCalls:
-    """What `rref.rpc_sync()`, `rref.rpc_async()` and `rref.remote()` return: any attribute is a remote method."""
+    """The helper from `rref.rpc_sync()`, `rref.rpc_async()` or `rref.remote()`: any attribute is a remote method."""
 
     def __init__(self, call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         self._call = call
