@@ -1,4 +1,4 @@
-"""Record what a capture assumes of the forward's arguments: their classes, and that they differ from other objects."""
+"""Record what a capture assumes about the forward's arguments: their classes, and that they are not other objects."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _WRITING_METHODS = frozenset(
     | {"reverse", "appendleft", "extendleft", "popleft", "rotate", "__setitem__", "__delitem__", "__setattr__"}
 )
 _TELLS = frozenset({operator.is_, operator.is_not, id, type, isinstance, hasattr, getattr, callable})
-"""Functions that tell which values are one object, or of which class they are."""
+"""Functions whose results depend on which values are one object, or on their classes."""
 _Path = tuple[str, tuple[tuple[str, Any], ...], Node | None]
-"""The argument (empty: the model), the steps from there to a part of it, and a trace's node of the argument."""
+"""The argument (empty: the model), the steps from there to a part of it, and the argument's node in a trace."""
 
 
 class ArgumentAssumptions:
@@ -49,7 +49,7 @@ class ArgumentAssumptions:
         self._asked: list[tuple[_Path, str, Any, _Path | None]] = []
 
     def identity(self, one: Any, other: Any) -> None:
-        """Answer a comparison by identity: a traced value equals itself alone, which each run has to confirm."""
+        """Handle a comparison by identity: a traced value is identical only to itself, as each run has to confirm."""
         if one is other:
             return
         if self._record.stand_ins is not None:
@@ -61,7 +61,7 @@ class ArgumentAssumptions:
             if (path := _path_of(proxy)) is not None:
                 self._asked.append((path, "is not", value, None))
             else:
-                self.class_of(proxy)  # refuses what only a run knows
+                self.class_of(proxy)  # refuses a value whose class only a run knows
 
     def _apart(self, one: Proxy, other: Proxy) -> None:
         paths = _path_of(one), _path_of(other)
@@ -73,10 +73,10 @@ class ArgumentAssumptions:
         self._asked.append((paths[0], "is not", None, paths[1]))
 
     def class_of(self, proxy: Proxy, *, exact: bool = False) -> type:
-        """Return the class that a traced value certainly has, and note what is assumed of arguments for that.
+        """Return the class that a traced value certainly has, and note what this assumes about arguments.
 
         Raises:
-            CaptureError: only a run knows it.
+            CaptureError: only a run knows the class.
         """
         if self._record.tracer is None:
             raise AssertionError("nothing is traced")
@@ -86,7 +86,7 @@ class ArgumentAssumptions:
         return asked
 
     def attribute(self, name: str, value: Any) -> None:
-        """Handle the read of an attribute of a value that a graph is made of."""
+        """Handle the read of an attribute of one of the graph's values."""
         if isinstance(value, torch.Tensor):
             if name == "__class__":
                 self._record.class_asked(value)
@@ -100,7 +100,7 @@ class ArgumentAssumptions:
             self.class_of(value, exact=True)
 
     def _tag(self, name: str, tensor: torch.Tensor) -> None:
-        """Handle the question for an attribute that somebody may give a tensor."""
+        """Handle the read of an attribute that somebody may have given a tensor."""
         stand_ins = self._record.stand_ins
         if stand_ins is not None and (argument := stand_ins.argument(tensor)):
             self._asked.append(((argument, (), None), "lacks", name, None))
@@ -108,25 +108,25 @@ class ArgumentAssumptions:
             self._record.attribute_asked(tensor, name)
 
     def asked_for_id(self, value: Any) -> None:
-        """Refuse to tell by a number which tensors are one; of the model's, it is watched which are tied."""
+        """Refuse to give a tensor's id, except for the model's own tensors, of which it is watched which are tied."""
         if is_a(value, Proxy) and value.node.op != "get_attr":
             raise id_asked()
         if is_a(value, torch.Tensor) and self._record.stand_ins is not None:
             self._record.stand_ins.asked_for_id(value)
 
     def looked_up(self, key: Any, container: Any) -> None:
-        """Handle the search for a tensor in a container, which compares it by identity."""
+        """Handle the search for a tensor in a container, which compares the tensor by identity."""
         if is_a(key, (Proxy, torch.Tensor)) and is_a(container, (dict, set, frozenset, list, tuple, type({}.keys()))):
             for each in container:
                 if is_a(each, (Proxy, torch.Tensor)):
                     self.identity(key, each)
 
     def rely_on_class(self, node: Node, kind: type) -> None:
-        """Note that an argument was taken to be of a class."""
+        """Note that an argument is assumed to be an instance of a class."""
         self._asked.append(((str(node.target).lstrip("*"), (), node), "isinstance", kind, None))
 
     def of_traced(self, function: Any, proxy: Proxy, operands: tuple[Any, ...]) -> Any:
-        """Return what a run answers about a traced value, where its stand-in would answer differently."""
+        """Return the function to call on a traced value, giving a run's answer if its stand-in's would differ."""
         if function is type:
             kind = self.class_of(proxy, exact=True)
             return lambda _: kind
@@ -139,15 +139,15 @@ class ArgumentAssumptions:
         if function is getattr and len(operands) > 1 and not self._has(proxy, operands[0]):
             return lambda *_: operands[1]
         if function is isinstance and operands and _path_of(proxy) is not None:
-            # Of a subclass, and of a parameter, the answer may be another than of a tensor.
+            # The answer for a subclass or a parameter may differ from that for a tensor.
             self.class_of(proxy, exact=operands[0] is not torch.Tensor)
         return function
 
     def handed_on(self, function: Any, others: Sequence[Any]) -> None:
-        """Refuse that a function in C is handed one which tells objects, or their classes, apart by what a run has.
+        """Refuse to pass to a function in C one that distinguishes objects, or their classes, as only a run can.
 
         Raises:
-            CaptureError: values may be among the other operands.
+            CaptureError: the graph's values may be among the other operands.
         """
         held: tuple[Any, ...] = ()
         while is_a(function, functools.partial):
@@ -171,7 +171,7 @@ class ArgumentAssumptions:
         return kind
 
     def type_of_stand_in(self, value: Any) -> Any:
-        """Return what answers for its class: of an exporter's stand-in, that of the tensor in a run."""
+        """Return a function that returns a value's class: for an exporter's stand-in, that of the tensor in a run."""
         if self._record.stand_ins is None or not is_a(value, torch.Tensor):
             return type
         self._record.class_asked(value)
@@ -179,21 +179,21 @@ class ArgumentAssumptions:
         return lambda _: kind
 
     def _has(self, proxy: Proxy, name: str) -> bool:
-        """Return whether a traced value has an attribute: its class has, or nobody gave it one of its own."""
+        """Return whether a traced value's class has an attribute; if not, note that the value itself must lack it."""
         has = _defines(self.class_of(proxy), name)
         if not has and (path := _path_of(proxy)) is not None:
             self._asked.append((path, "lacks", name, None))
         return has
 
     def decided_by(self, place: _Path, value: Any) -> None:
-        """Note that a size of an argument, or of a tensor of the model, decided which way the program goes."""
+        """Note that the program branched on a size of an argument, or of a tensor of the model."""
         self._asked.append((place, "equals", value, None))
 
     def facts(self, graph: Graph) -> Iterator[ArgumentFact]:
-        """Yield what each run has to find of its arguments.
+        """Yield the facts that each run has to find about its arguments.
 
         Raises:
-            CaptureError: an argument decides which way the program goes, and is written to.
+            CaptureError: the program branches on an argument that it also writes to.
         """
         stand_ins = self._record.stand_ins
         for (argument, steps), kind in () if stand_ins is None else stand_ins.asked_classes.items():
@@ -221,10 +221,10 @@ class ArgumentAssumptions:
 
 
 def _refuse_written_defaults(graph: Graph, written: Iterable[Any]) -> None:
-    """Refuse a graph that writes to the default of an argument: it has one of its own, beside the forward's.
+    """Refuse a graph that writes to the default of an argument: the graph has its own default, besides the forward's.
 
     Raises:
-        CaptureError: it does.
+        CaptureError: the graph does so.
     """
     kept = {node for node in graph.nodes if node.op == "placeholder" and any(map(_is_mutable, node.args))}
     for node in written:
@@ -245,7 +245,7 @@ def _is_mutable(value: Any) -> bool:
 
 
 def _may_hold_values(operand: Any) -> bool:
-    """Return whether a value of the graph may be found in an operand: in a container, or as what an iterator yields."""
+    """Return whether an operand may hold one of the graph's values: in a container, or yielded by an iterator."""
     if is_a(operand, (list, tuple, set, frozenset)):
         return any(map(_may_hold_values, operand))
     if is_a(operand, dict):
@@ -254,7 +254,7 @@ def _may_hold_values(operand: Any) -> bool:
 
 
 def id_asked() -> CaptureError:
-    """Return the error of a forward that asks for the id of a tensor which only a run makes."""
+    """Return the error of a forward that asks for the id of a tensor that only a run makes."""
     return capture_error(
         "the forward asks for the id of a traced value, and only a run knows which tensors are one",
         hint="Move the decision out of the forward.",
@@ -266,7 +266,7 @@ def _defines(kind: type, name: str) -> bool:
 
 
 def _path_of(proxy: Proxy) -> _Path | None:
-    """Return the path to an argument, a part of one, or state of the model; None for a computed value."""
+    """Return the path to an argument, a part of one, or state of the model, or None for a computed value."""
     if isinstance(proxy, Attribute):
         found = _path_of(proxy.root)
         return None if found is None else (found[0], (*found[1], ("getattr", proxy.attr)), found[2])
@@ -274,7 +274,7 @@ def _path_of(proxy: Proxy) -> _Path | None:
 
 
 def path_of_node(node: Node) -> _Path | None:
-    """Return the path to an argument, a part of one, or state of the model; None for what a node computes."""
+    """Return the path to an argument, a part of one, or state of the model, or None if a node computes the value."""
     if node.op == "placeholder":
         return str(node.target).lstrip("*"), (), node
     if node.op == "get_attr":
@@ -289,5 +289,5 @@ def path_of_node(node: Node) -> _Path | None:
 
 
 def _writes(node: Node) -> bool:
-    """Return whether a node changes what a container or an object holds."""
+    """Return whether a node changes the contents of a container or an object."""
     return node.target is operator.setitem or (node.op == "call_method" and node.target in _WRITING_METHODS)

@@ -1,7 +1,8 @@
-"""Convert code objects to lists of instructions and back; jumps, exception handlers and line numbers are kept.
+"""Convert code objects to lists of instructions and back, keeping jumps, exception handlers and line numbers.
 
-This is the only module that depends on the layout of Python's code. Versions 3.11 to 3.13 are known: they agree on the
-tables, and differ in which instructions there are, how many cache entries follow each, and where a call keeps its NULL.
+This is the only module that depends on the layout of Python's code. Versions 3.11 to 3.13 are supported: they agree on
+the tables, and differ in their instructions, in the number of cache entries after each, and in the position of a call's
+NULL.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ VERSION = sys.version_info[:2]
 IS_KNOWN = VERSION in ((3, 11), (3, 12), (3, 13))
 """Whether the bytecode of this version of Python is known."""
 NULL_IS_ABOVE = VERSION >= (3, 13)
-"""Whether the NULL of a call lies above what is called; below it, before."""
+"""Whether the NULL of a call lies above the called object on the stack; before 3.13, it lies below."""
 _EXTENDED = dis.opmap["EXTENDED_ARG"]
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS"})
 _JUMPS = frozenset(dis.opname[each] for each in (*dis.hasjrel, *dis.hasjabs))
@@ -31,19 +32,19 @@ def _caches() -> dict[str, int]:
 
 
 _CACHES = _caches()
-"""The number of cache entries that follow each instruction, by its name."""
+"""The number of cache entries that follow each instruction, by the instruction's name."""
 
 
 class Instruction:
     """One instruction.
 
     Attributes:
-        name: name of the operation.
-        argument: the argument, 0 where there is none; `assembled` computes that of a jump.
-        line: line number in the source; None where there is none.
-        target: the offset to which it jumps, if it is a jump.
-        offset: offset from the beginning of the code, in units of two bytes.
-        size: size in these units, with argument prefixes and caches.
+        name: the name of the operation.
+        argument: the argument, or 0 if there is none; `assembled` computes that of a jump.
+        line: the line number in the source, or None if there is none.
+        target: the instruction to which it jumps, if it is a jump.
+        offset: the offset from the beginning of the code, in units of two bytes.
+        size: the size in these units, with argument prefixes and caches.
     """
 
     __slots__ = ("argument", "line", "name", "offset", "size", "target")
@@ -56,13 +57,13 @@ class Instruction:
 
     @property
     def ends(self) -> bool:
-        """Whether the instruction behind it does not run after it."""
+        """Whether the next instruction does not run after this one."""
         return self.name in _ENDS or self.name.startswith(("JUMP_FORWARD", "JUMP_BACKWARD"))
 
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """A range of instructions whose exceptions go to a handler; `stop` is the first behind it, None at the end."""
+    """A range of instructions whose exceptions go to a handler; `stop` is the first after it, or None at the end."""
 
     start: Instruction
     stop: Instruction | None
@@ -72,7 +73,7 @@ class Handled:
 
 
 def read(code: CodeType) -> tuple[list[Instruction], list[Handled]]:
-    """Return the instructions of a code object, and who handles their exceptions."""
+    """Return the instructions of a code object, and the ranges whose exceptions are handled."""
     units, lines = code.co_code, [line for line, *_ in code.co_positions()]
     made: list[Instruction] = []
     at: dict[int, Instruction] = {}
@@ -113,11 +114,11 @@ def assembled(
 
     Args:
         code: the code object.
-        instructions: what it is to consist of.
-        handled: who handled exceptions of the instructions that were there.
-        first: for each of those, the first one in its place.
-        constants: the constants.
-        stack: how many values may lie on the stack.
+        instructions: the instructions of the copy.
+        handled: the ranges of the original instructions whose exceptions are handled.
+        first: for each original instruction, the first one that replaces it.
+        constants: the constants of the copy.
+        stack: the maximum number of values on the stack.
     """
     _lay_out(instructions)
     return code.replace(
@@ -130,7 +131,7 @@ def assembled(
 
 
 def _lay_out(instructions: Iterable[Instruction]) -> None:
-    """Give each instruction its offset, and each jump its distance, until neither changes the other."""
+    """Set the offsets of instructions and the distances of jumps, and repeat until neither changes the other."""
     jumps = [each for each in instructions if each.target is not None]
     moved = True
     while moved:
@@ -141,7 +142,7 @@ def _lay_out(instructions: Iterable[Instruction]) -> None:
         for each in jumps:
             each.argument = abs(each.target.offset - each.offset - each.size)  # type: ignore[union-attr]
             size = 1 + _CACHES[each.name] + (each.argument > 255 and (each.argument.bit_length() - 1) // 8)
-            if size > each.size:  # never back: what fits a longer one is found at last
+            if size > each.size:  # sizes never shrink, so that the layout becomes stable
                 moved, each.size = True, size
 
 
@@ -180,7 +181,7 @@ def _varint(value: int, begin: int) -> bytes:
 
 
 def _line_table(instructions: Iterable[Instruction], first_line: int) -> bytes:
-    """Encode lines alone, without columns: code 13 of the format, and 15 where there is no line."""
+    """Encode line numbers without columns: by code 13 of the format, or by 15 where there is no line."""
     table, line = bytearray(), first_line
     for each in instructions:
         units = each.size

@@ -1,13 +1,13 @@
-"""Decide for each call what the called function will read, and what is called in its place.
+"""Decide for each call what the called function will read, and which function to call in its place.
 
-A function of the user's is observed itself. One that is not looked into, in C or of a library's, is taken to read all
-that its operands lead to, unless its meaning is known.
+The user's own functions are observed themselves. A function that is not looked into, because it is written in C or
+belongs to a library, is assumed to read everything that its operands lead to, unless its meaning is known.
 
-Of a function that caches its results (`functools.lru_cache`), what the cache says is what a run would hear. An answer
-that is there already is taken, and the entry is a fact. One that is not is traced, as the function would compute it,
-and nothing of it is left in the cache; the first run is then the original's, which fills it. The graph runs from then
-on if the cache was filled with what the capture computed. What a run would keep, and others could change or draw anew
-(a tensor, a list, an object), is refused.
+If a function caches its results (`functools.lru_cache`), a run would get the cache's answer. If the cache has an answer
+already, that is used, and the entry is a fact. If it has none, the function's computation is traced, and nothing of it
+is left in the cache; the first run is then the original's, which fills the cache. From then on, the graph runs if the
+cache was filled with what the capture computed. A result that a run would keep, and that others could change or draw
+anew (a tensor, a list, an object), is refused.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _READS_NOTHING = frozenset(
     {id, globals, locals, super, property, functools.partial, object}
     | {staticmethod, classmethod, functools.update_wrapper, functools.wraps}
 )
-"""Functions that read nothing of their arguments."""
+"""Functions that read nothing from their arguments."""
 _WRITES_OUT = frozenset({print})
 _BY_IDENTITY = frozenset({weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet})
 _OF_CLASSES = frozenset({isinstance, issubclass, callable})
@@ -71,11 +71,11 @@ _BY_NAME = frozenset({getattr, hasattr, setattr, delattr})
 _OF_TRACED = frozenset({type, hasattr, getattr, callable, isinstance})
 """Functions whose answers about a stand-in differ from those about the real value."""
 _SHALLOW = frozenset({len, iter, next, enumerate, zip, reversed, list, tuple, set, frozenset, range, bool})
-"""Functions that read the elements of a container, but nothing inside of these."""
+"""Functions that read the elements of a container, but nothing inside them."""
 _MODULES_THAT_ANSWER = frozenset(
     {"sys", "decimal", "_decimal", "locale", "_locale", "gc", "platform", "threading", "_thread", "_contextvars"}
 )
-"""Standard modules with functions that return a setting; each run asks for it again."""
+"""Standard modules with functions that return a setting, which each run reads again."""
 _ANSWERS = ("get", "is", "current", "locked")
 _LOGGERS_ANSWER = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers"})
 _WRITES_NOTHING = frozenset({"builtins", "math", "cmath", "_operator", "itertools"})
@@ -84,46 +84,46 @@ _SHALLOW_METHODS = frozenset(
     {"append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "clear", "copy", "reverse"}
     | {"keys", "values", "items", "update", "add", "discard", "rotate", "__len__", "__iter__", "__getitem__", "__or__"}
 )
-"""Methods of containers that neither compare the elements nor read anything inside of them."""
+"""Methods of containers that neither compare the elements nor read anything inside them."""
 _QUESTIONS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "are_", "device_count", "current_")
 """Prefixes of the names of torch functions that return a setting."""
 _TRACING = frozenset({"is_compiling", "is_dynamo_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing"})
-"""Torch functions that tell whether a graph is being made; in a run they return False."""
+"""Torch functions that tell whether a graph is being made; in a run, they return False."""
 _MAKES_TENSORS = frozenset(
     {torch.arange, torch.as_tensor, torch.empty, torch.empty_strided, torch.eye, torch.full, torch.linspace}
     | {torch.logspace, torch.ones, torch.rand, torch.randint, torch.randn, torch.randperm, torch.scalar_tensor}
     | {torch.tensor, torch.tril_indices, torch.triu_indices, torch.zeros}
 )
-"""Functions in C that take sizes and numbers: unlike those that take tensors, they do not ask a stand-in to act."""
+"""Functions in C that take sizes and numbers; unlike those that take tensors, they do not dispatch to a stand-in."""
 _OTHER_AT_EACH_RUN = frozenset(
     {"time", "os", "posix", "posixpath", "genericpath", "pathlib", "glob", "shutil", "socket", "_socket", "secrets"}
     | {"uuid", "datetime", "select", "io", "_io", "urllib", "http", "sqlite3", "shelve", "dbm", "linecache"}
     | {"zipfile", "tarfile", "gzip", "bz2", "lzma", "configparser", "fileinput", "mmap", "importlib"}
     | {"subprocess", "tempfile", "signal", "multiprocessing", "queue", "_queue", "getpass"}
 )
-"""Standard modules whose functions depend on the world outside of the program."""
+"""Standard modules whose functions depend on the world outside the program."""
 _LEVELS: Mapping[str, int] = {
     **{name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")},
     "exception": logging.ERROR,
     "warn": logging.WARNING,
 }
-"""The level from which on each method of a logger writes."""
+"""The level at which each method of a logger writes."""
 _CONSTANT_OS = frozenset(
     {"fspath", "fsencode", "fsdecode", "join", "split", "splitext", "splitdrive", "basename", "dirname", "normpath"}
     | {"normcase", "isabs", "commonprefix", "commonpath", "_get_sep", *vars(pathlib.PurePath)}
     | {"import_module", "quote", "unquote", "urlparse", "urlencode", "urlsplit"}
 )
-"""Functions of those modules whose answers depend on their arguments alone."""
+"""Functions of those modules whose results depend on their arguments alone."""
 _IMPORTS = frozenset({__import__, importlib.import_module})
 _SHARES_MEMORY = frozenset({torch.from_numpy, torch.frombuffer, torch.as_tensor, torch.asarray, torch.tensor})
-"""Torch functions that make tensors which share the memory of what they are given; under export, the last one, too."""
+"""Torch functions whose tensors share the memory of their arguments; the last one does so only under export."""
 _WEAK = frozenset({"weakref", "_weakrefset"})
 CONTAINERS = (list, dict, set, deque, bytearray)
 _NO_CODE = compile("", "", "exec")
 
 
 class Calls:
-    """Makes facts of the calls that instrumented functions make."""
+    """Derives facts from the calls that instrumented functions make."""
 
     def __init__(
         self,
@@ -137,19 +137,19 @@ class Calls:
     ) -> None:
         self._sent = sent
         self.asked_grad_mode = False
-        """Whether the forward behaves otherwise where no gradients are recorded."""
+        """Whether the forward may behave differently when no gradients are recorded."""
         self._model, self._record, self._functions, self._arguments = model, record, functions, arguments
         self._observations = observations
         self._cached_results = CachedResults(record)
         self.writes_out = ""
-        """The first statement that prints or logs; empty if none does."""
+        """The file:line of the first statement that prints or logs; empty if none does."""
 
     def forget(self) -> None:
         """Drop the results that were computed for caches."""
         self._cached_results.forget()
 
     def called(self, function: Any, *operands: Any) -> Any:
-        """Return what is to be called: in place of a function whose results are cached, what asks the cache."""
+        """Return the function to call: in place of one whose results are cached, one that asks the cache."""
         kind = type(function)
         if issubclass(kind, VALUES):
             for each in operands:
@@ -198,7 +198,7 @@ class Calls:
         elif kind is functools.partial:
             if self._record.knows(function):
                 self._record.see(function)
-                for name in ("func", "args", "keywords"):  # which `__setstate__` replaces
+                for name in ("func", "args", "keywords"):  # `__setstate__` replaces these
                     self._record.fact(Kind.GETTER, function, name, getattr(function, name))
                 self._observations.contents(function.keywords)
             inner = self.called(function.func, *function.args, *function.keywords.values(), *operands)
@@ -211,12 +211,12 @@ class Calls:
             if is_a(function, nn.Module):
                 if function is not self._model:
                     self._observations.on_class("forward", kind)
-            elif not is_a(kind.__call__, FunctionType) or is_a(function, weakref.ref):  # such as NumPy's functions
+            elif not is_a(kind.__call__, FunctionType) or is_a(function, weakref.ref):  # for example NumPy's functions
                 self._object_in_c(function, operands)
         return function
 
     def _object_in_c(self, function: Any, operands: tuple[Any, ...]) -> None:
-        """Handle the call of an object of a class in C."""
+        """Handle the call of an object whose class is written in C."""
         if is_a(function, weakref.ref):
             self._observations.weak(function)
         for path in function.__reduce__()[1] if is_a(function, operator.attrgetter) else ():
@@ -259,7 +259,7 @@ class Calls:
             self._observations.contents(value)
 
     def _method(self, owner: Any, name: str, operands: tuple[Any, ...]) -> None:
-        """Handle the call of a method in C."""
+        """Handle the call of a method that is written in C."""
         if is_a(owner, VALUES):
             return
         if name in ("__getattribute__", "__getattr__") and operands and is_a(operands[0], str):
@@ -292,7 +292,7 @@ class Calls:
         """Handle the call of a function that is not observed: torch's, Python's, or one in C."""
         module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
         if not _hashable(function) or (code_of(function) or _NO_CODE).co_filename.startswith(source.CAPTURE):
-            return function  # the latter is intercepted
+            return function  # calls of the latter are intercepted
         if function in _BY_NAME:
             return self._by_name(function, operands)
         self._identity_or_block(function, operands)
@@ -316,7 +316,7 @@ class Calls:
         return function
 
     def _refuse_unknown(self, function: Any, module: str, name: str) -> None:
-        """Refuse functions whose answers depend on what nobody sees here."""
+        """Refuse functions whose results depend on what is not observed here."""
         if module.partition(".")[0] in _OTHER_AT_EACH_RUN and name not in _CONSTANT_OS:
             self._other_at_each_run(f"{module}.{name}")
         if name == "__subclasses__" or (module.partition(".")[0] == "numpy" and name.startswith("get")):  # settings
@@ -328,7 +328,7 @@ class Calls:
             )
 
     def _librarys(self, function: Any, module: str, operands: tuple[Any, ...]) -> None:
-        """Handle functions of Python's library that read other things than their arguments lead to."""
+        """Handle functions of Python's library that read more than their arguments lead to."""
         if function in _IMPORTS and operands and is_a(operands[0], str):
             self._observations.imported_by_name(*operands)
         if module in _WEAK and operands and type(operands[0]).__module__ in _WEAK:
@@ -342,14 +342,14 @@ class Calls:
             self._observations.deep(attributes_of(operands[0]))
 
     def _inspected(self, operands: tuple[Any, ...]) -> None:
-        """Handle what tells how functions and classes are called."""
+        """Handle functions that tell how functions and classes are called."""
         for each in operands:
             made = (each.__init__, each.__new__) if is_a(each, type) else (each,)
             for function in map(inspect.unwrap, made) if is_a(each, (type, FunctionType, MethodType)) else ():
                 self._observations.signature(function.__func__ if is_a(function, MethodType) else function)
 
     def _identity_or_block(self, function: Any, operands: tuple[Any, ...]) -> None:
-        """Handle a function that tells which objects are one, or that runs in a context manager's block."""
+        """Handle a function that tells which objects are identical, or that runs in a context manager's block."""
         if function in (operator.is_, operator.is_not) and len(operands) == 2:
             self._arguments.identity(*operands)
         elif function is id and operands:
@@ -358,7 +358,7 @@ class Calls:
             self._observations.entered(manager)
 
     def _dispatched(self, function: FunctionType, operands: tuple[Any, ...]) -> Any:
-        """Return what a `functools.singledispatch` function calls for its first operand; None of any other function."""
+        """Return the target of a call of a `functools.singledispatch` function, or None for any other function."""
         if function.__code__.co_filename != functools.__file__ or function.__code__.co_name != "wrapper":
             return None
         held = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -386,13 +386,13 @@ class Calls:
         if name in _LOGGERS_ANSWER:
             self._observations.asked(function, operands)
         elif logger is not None and name in _LEVELS and not logger.isEnabledFor(_LEVELS[name]):
-            pass  # nobody hears of it
+            pass  # nothing is written
         elif not name.startswith("get"):
             return self._unseen(function)
         return function
 
     def _unseen(self, function: Any) -> Any:
-        """Return a function that prints or logs, so that what handles that is not taken for the forward's."""
+        """Return a function that prints or logs unobserved, so that handlers are not taken for the forward's code."""
         self._note_output()
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -414,7 +414,7 @@ class Calls:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != logging.__file__:
             frame = frame.f_back
-        if frame is None:  # else it is what torch logs of a trace
+        if frame is None:  # otherwise, it is torch's own log of a trace
             self.writes_out = self.writes_out or source.here()
 
     def _class_asked(self, function: Any, value: Any = None, kinds: Any = ()) -> None:
@@ -444,7 +444,7 @@ class Calls:
         return function
 
     def _shared(self, function: Any) -> Any:
-        """Return a function that shares memory with what it is given, as something that notes what that is."""
+        """Return a wrapper of a function whose result shares memory with its arguments; the wrapper notes both."""
 
         def share(*args: Any, **kwargs: Any) -> Any:
             made = function(*args, **kwargs)
@@ -466,7 +466,7 @@ class Calls:
         elif name in _TRACING:
             return lambda *_, **__: False
         elif name.startswith(_QUESTIONS) and all(type(each) in STATELESS for each in operands):
-            with suspended(), contextlib.suppress(Exception):  # which the call itself will raise
+            with suspended(), contextlib.suppress(Exception):  # the call itself will raise it
                 answer = function(*operands)
                 if type(answer) in STATELESS:
                     self._record.fact(Kind.QUESTION, function, operands, answer)
@@ -478,18 +478,18 @@ class Calls:
 
 
 def _traced_among(operands: tuple[Any, ...]) -> Proxy | None:
-    """Return a traced value that a call is given, on its own or in a sequence of sizes."""
+    """Return a traced value among a call's operands, on its own or in a sequence of sizes, or None."""
     flat = (each for one in operands for each in (one if type(one) in (list, tuple) else (one,)))
     return next((each for each in flat if is_a(each, Proxy)), None)
 
 
 def _hashable(function: Any) -> bool:
-    """Return whether a function can be looked up in a set, since its class compares by identity."""
+    """Return whether a function can be looked up in a set, because its class compares by identity."""
     return type(function) in (FunctionType, BuiltinFunctionType) or is_a(function, type)
 
 
 class CachedResults:
-    """The cached results that one capture has asked for."""
+    """The cached results that one capture has requested."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -497,7 +497,7 @@ class CachedResults:
         self._computing = 0
 
     def through(self, cache: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is to be called in place of `cache`, where `compute` traces a result."""
+        """Return the function to call in place of `cache`; `compute` traces a result."""
 
         def answer(*args: Any, **kwargs: Any) -> Any:
             if _has_values((*args, *kwargs.values())):
@@ -506,7 +506,7 @@ class CachedResults:
                     "a tensor: the cache knows the object, and not what it holds",
                     hint="Call it as it is without its cache: function.__wrapped__(tensor).",
                 )
-            if not self._computing:  # what a result was made of is asked for once, by the run that fills the cache
+            if not self._computing:  # only the run that fills the cache reads what a result was made from
                 self._record.cached_calls.append(functools.partial(cache, *args, **kwargs))
             entries, key = entries_of(cache), _key_of(cache, args, kwargs)
             if (found := dict.get(entries, key, Mark.ABSENT)) is not Mark.ABSENT:
@@ -537,7 +537,7 @@ def _has_values(given: Any) -> bool:
 
 
 def _key_of(cache: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the key under which a cache keeps the result for these arguments: a cache like it tells."""
+    """Return the key under which a cache keeps the result for these arguments, by asking a cache like it."""
     copied = functools.lru_cache(maxsize=None, typed=cache.cache_parameters()["typed"])(lambda *_, **__: None)
     copied(*args, **kwargs)
     return next(iter(entries_of(copied)))

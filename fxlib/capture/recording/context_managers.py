@@ -1,4 +1,4 @@
-"""Tell which context managers may swallow, or replace, an error that is raised in their block; a graph cannot."""
+"""Tell which context managers may swallow or replace an error raised in their block, as a graph cannot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ELSEWHERE = (
 
 
 def may_swallow(manager: Any) -> bool:
-    """Return whether a context manager may end an error of its block, or raise another in its place."""
+    """Return whether a context manager may swallow an error of its block, or raise another in its place."""
     if is_a(manager, contextlib.suppress):
         return not set(manager._exceptions) <= set(_ELSEWHERE)
     if is_a(manager, contextlib.ExitStack):
@@ -32,14 +32,14 @@ def may_swallow(manager: Any) -> bool:
 
 
 def exit_may_swallow(exits: Any) -> bool:
-    """Return whether what ends a block may do so: a method `__exit__`, bound or not, or a function like it."""
+    """Return whether an `__exit__` method, bound or not, or a function like it, may swallow or replace an error."""
     if (manager := getattr(exits, "__self__", None)) is not None and exits.__func__ is type(manager).__exit__:
         return may_swallow(manager)
     return any(source.is_users(each.__code__) and _returns_true(original_code(each)) for each in functions_in(exits))
 
 
 def decorates_with(function: Any) -> Any:
-    """Return the context manager with which a function is decorated, given what `contextlib` put in its place."""
+    """Return the context manager with which a function is decorated, given the function that `contextlib` made."""
     if type(function) is not FunctionType or function.__code__.co_name != "inner":
         return None
     if function.__code__.co_filename != contextlib.__file__:
@@ -58,7 +58,7 @@ def _catches_at_yield(generator: GeneratorType[Any, Any, Any]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _returns_true(code: CodeType) -> bool:
-    """Return whether a function may return something true; what another `__exit__` returned counts where that was entered."""
+    """Return whether a function may return a true value; the result of another `__exit__` counts at its own entry."""
     before: dis.Instruction | None = None
     for each in dis.get_instructions(code):
         is_constant = before is not None and before.opname == "LOAD_CONST" and not each.is_jump_target

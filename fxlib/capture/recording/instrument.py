@@ -1,8 +1,8 @@
 """Instrumentation: copies of code objects that call observers before instructions that read or write state.
 
-An observer is a function that is called with what an instruction is about to work on, copied from the stack; the
-program does not notice. The observer of a call returns the function to call. Code objects inside of a code object are
-instrumented, too.
+An observer is a function that is called with the operands of an instruction before it runs, copied from the stack; the
+program does not notice. The observer of a call returns the function to call. Code objects inside a code object are
+instrumented as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fxlib.capture.recording.bytecode import NULL_IS_ABOVE, VERSION, Handled, In
 Observer = Callable[..., Any]
 
 ENTRY = "where a function begins"
-"""The constant for which the observer of entries stands: one for each function, as functions may share their code."""
+"""The constant that the observer of entries replaces, one for each function, as functions may share their code."""
 
 _OPERANDS: dict[str, tuple[str, int]] = {
     "LOAD_ATTR": ("attribute", 1), "LOAD_METHOD": ("attribute", 1), "IMPORT_FROM": ("attribute", 1),
@@ -42,28 +42,28 @@ _OPERANDS: dict[str, tuple[str, int]] = {
     "FORMAT_VALUE": ("formatted", 1), "CONVERT_VALUE": ("formatted", 1), "FORMAT_SIMPLE": ("formatted", 1),
     "FORMAT_WITH_SPEC": ("formatted", 2),
 }  # fmt: skip
-"""For each instruction of any version: the observer, and how many operands it is shown, as they lie on the stack."""
+"""The observer for each instruction of any version, and the number of operands it gets, as they lie on the stack."""
 _TRUTHS = {"TO_BOOL"} if "TO_BOOL" in dis.opmap else {"UNARY_NOT", "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"}
-"""Instructions that test the truth of a value; except for comparisons, there is a single one since 3.13."""
+"""Instructions that test the truth of a value; apart from comparisons, there is a single one since 3.13."""
 _OPERANDS |= dict.fromkeys(_TRUTHS, ("truth", 1))
 _POSITIVE = 5
-"""The number of the intrinsic function that is `+x`, since 3.12."""
+"""The number of the intrinsic function for `+x`, since 3.12."""
 _AS_BOOL = 16
-"""The bit in the argument of a comparison, since 3.13, by which its result is taken for true or false."""
+"""The bit in a comparison's argument that converts its result to true or false, since 3.13."""
 _NAMED = frozenset({"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "IMPORT_NAME", "STORE_ATTR", "DELETE_ATTR"})
 _WRITTEN_GLOBALS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _WRITTEN_CELLS = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 _READ_GLOBALS = frozenset({"LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", *_WRITTEN_GLOBALS})
 _CALLS = frozenset({"CALL", "CALL_KW"})
 _LOAD_CELL = "LOAD_FAST" if NULL_IS_ABOVE else "LOAD_CLOSURE"
-"""Puts a variable's cell on the stack: the latter is no instruction of its own any more since 3.13."""
+"""The instruction that puts a variable's cell on the stack; `LOAD_CLOSURE` is no longer a separate one since 3.13."""
 _HEAD_OF_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 _DEEPEST = 8
-"""What a sequence around an observer needs of the stack, besides copies of operands."""
+"""Number of stack entries that the instructions around an observer need, besides copies of operands."""
 
 
 def globals_of(code: CodeType) -> tuple[str, ...]:
-    """Return the global names that a code object reads or writes, without those of code inside of it."""
+    """Return the global names that a code object reads or writes, without those of code inside it."""
     return tuple(dict.fromkeys(filter(None, (_global(each, code.co_names) for each in read(code)[0]))))
 
 
@@ -74,7 +74,7 @@ def _global(each: Instruction, names: tuple[str, ...]) -> str | None:
 
 
 def instrumented(code: CodeType, observers: Mapping[str, Observer], nested: Callable[[CodeType], CodeType]) -> CodeType:
-    """Return a copy of `code` that calls the observers; what stands inside of it goes through `nested`."""
+    """Return a copy of `code` that calls the observers; `nested` converts the code objects inside it."""
     instructions, handled = read(code)
     constants = [nested(each) if isinstance(each, CodeType) else each for each in code.co_consts]
     editor = _Editor(observers, constants, code, _with_null(instructions, handled))
@@ -85,7 +85,7 @@ def instrumented(code: CodeType, observers: Mapping[str, Observer], nested: Call
 
 
 def _with_null(instructions: Sequence[Instruction], handled: Sequence[Handled]) -> set[Instruction]:
-    """Return the calls for which there is a NULL on the stack, and not what was bound to the called function."""
+    """Return the calls for which a NULL is on the stack, rather than an object bound to the called function."""
     place = {each: index for index, each in enumerate(instructions)}
     todo: list[tuple[int, list[bool]]] = [(0, [])]
     todo += [(place[each.target], [False] * (each.depth + each.lasti + 1)) for each in handled]
@@ -108,12 +108,12 @@ def _with_null(instructions: Sequence[Instruction], handled: Sequence[Handled]) 
 
 
 def _place_of_null(call: Instruction) -> int:
-    """Return how deep below the top of the stack a call looks for its NULL, or what was bound."""
+    """Return how far below the top of the stack a call looks for its NULL or the bound object."""
     return call.argument + (1 if NULL_IS_ABOVE else 2) + (call.name == "CALL_KW")
 
 
 def _after(each: Instruction, stack: list[bool], *, jump: bool) -> list[bool]:
-    """Return for each place of the stack, after an instruction, whether it holds a NULL."""
+    """Return for each position of the stack whether it holds a NULL after an instruction."""
     argument, name = each.argument, each.name
     pair = [False, True] if NULL_IS_ABOVE else [True, False]
     if name in _CALLS:
@@ -137,13 +137,13 @@ def _after(each: Instruction, stack: list[bool], *, jump: bool) -> list[bool]:
 
 
 def _is_method(each: Instruction) -> bool:
-    """Return whether an instruction looks an attribute up in order to call it."""
+    """Return whether an instruction looks up an attribute in order to call it."""
     in_argument = each.name == "LOAD_SUPER_ATTR" or (each.name == "LOAD_ATTR" and VERSION >= (3, 12))
     return each.name == "LOAD_METHOD" or (in_argument and bool(each.argument & 1))
 
 
 class _Editor:
-    """Puts observers in place in one code object."""
+    """Inserts observers into one code object."""
 
     def __init__(
         self, observers: Mapping[str, Observer], constants: list[Any], code: CodeType, with_null: set[Instruction]
@@ -154,7 +154,7 @@ class _Editor:
         self._last: Instruction | None = None
 
     def edit(self, instructions: Sequence[Instruction]) -> tuple[list[Instruction], dict[Instruction, Instruction]]:
-        """Return all instructions, and for each that was there the first of those in its place."""
+        """Return the new instructions, and for each original one the first that replaces it."""
         edited: list[Instruction] = []
         first: dict[Instruction, Instruction] = {}
         begun = False
@@ -176,7 +176,7 @@ class _Editor:
         name, line = each.name, each.line
         if name in _OPERANDS:
             observer, operands = _OPERANDS[name]
-            operands += name == "FORMAT_VALUE" and bool(each.argument & 4)  # with the format
+            operands += name == "FORMAT_VALUE" and bool(each.argument & 4)  # the format is one, too
             text = (self._name(each),) if name in _NAMED else ()
             yield from self._observe(self._observer(observer), operands, line, *text)
         elif name == "LOAD_SUPER_ATTR":
@@ -211,7 +211,7 @@ class _Editor:
             yield _changed(each, "COMPARE_OP", each.argument & ~_AS_BOOL)
             yield from self._observe(self._observer("truth"), 1, each.line)
             yield Instruction("TO_BOOL", 0, each.line)
-        elif _is_method(each):  # so that what is called lies in one place, whatever it is
+        elif _is_method(each):  # so that the called object always lies in one position
             name = "LOAD_ATTR" if each.name == "LOAD_METHOD" else each.name
             looked_up = _changed(each, name, each.argument if each.name == "LOAD_METHOD" else each.argument & ~1)
             null = Instruction("PUSH_NULL", 0, each.line)
@@ -226,14 +226,14 @@ class _Editor:
     def _replace(
         self, observer: int, operands: int, line: int | None, *, null: bool, above: bool = False
     ) -> Iterator[Instruction]:
-        """Let an observer of calls say what is called.
+        """Let an observer of calls decide which function is called.
 
         Args:
-            observer: the place of the observer among the constants.
-            operands: how many arguments the call has, without what was bound to the function.
-            line: of the program's text.
-            null: whether nothing was bound to it.
-            above: whether the names of keywords lie on top of the stack.
+            observer: the index of the observer among the constants.
+            operands: the number of arguments of the call, without an object bound to the function.
+            line: the line number in the program's source.
+            null: whether nothing is bound to the function.
+            above: whether the keyword names lie on top of the stack.
         """
         called = operands + above + (2 if NULL_IS_ABOVE or not null else 1)
         between = operands + above + (0 if null else 1)
@@ -245,9 +245,9 @@ class _Editor:
     def _call(
         self, observer: int, line: int | None, text: Sequence[str], copied: Sequence[int], *more: Instruction
     ) -> Iterator[Instruction]:
-        """Call an observer with texts, copies of what lies on the stack, and what further instructions load.
+        """Call an observer with texts, copies of stack entries, and the values that further instructions load.
 
-        The depths of what is copied are those before the call, one more for each that was copied before.
+        The depths of the copied entries are those before the call, plus one for each entry copied before.
         """
         begin = [Instruction("PUSH_NULL", 0, line), Instruction("LOAD_CONST", observer, line)]
         yield from reversed(begin) if NULL_IS_ABOVE else begin

@@ -1,4 +1,4 @@
-"""Translate each observation of an instrumented forward into the facts that it reads and the state that it changes."""
+"""Translate each observation of an instrumented forward into facts that the forward reads and state that it changes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MACHINERY = frozenset(
     {"threading", "_thread", "queue", "_queue", "logging", "weakref", "_weakref", "concurrent", "socket", "_socket"}
     | {"io", "_io", "multiprocessing", "asyncio", "_asyncio", "warnings", "contextvars", "_contextvars"}
 )
-"""Standard modules whose objects have no influence on what a program computes."""
+"""Standard modules whose objects do not influence what a program computes."""
 
 _ARITHMETIC = (
     *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"),
@@ -80,27 +80,27 @@ _OPERATORS = frozenset(
         *("getattribute", "getattr"),
     )
 )
-"""Methods that change what an operator does, or a function in C, once a class has them."""
+"""Methods that change what an operator or a function in C does, once a class has them."""
 _OF_CLASSES = frozenset({"__name__", "__qualname__"})
-"""What `type` computes of a class, and anybody may set."""
+"""Attributes of a class that `type` computes, and that anybody may set."""
 _OF_METHODS = frozenset({"__func__", "__self__", "__class__"})
-"""What a bound method has itself; all else is its function's."""
+"""Attributes of a bound method itself; all others are its function's."""
 _NAMED = (type, FunctionType, MethodType)
 _NEVER_PATCHED = sys.stdlib_module_names | {"torch", "numpy", "fxlib"}
 
 
 class Observations:
-    """Makes facts of what instrumented code reports. Each method is named for an observer, and gets its operands."""
+    """Derives facts from what instrumented code reports. Each method is named for an observer and gets its operands."""
 
     def __init__(self, record: Record, functions: ObservedFunctions, arguments: ArgumentAssumptions) -> None:
         self._record, self._functions, self._arguments = record, functions, arguments
         self._looked_up: dict[tuple[type, str], Any] = {}
         self._special_classes: set[type] = set()
         self.writer = ""
-        """The first statement that may change something `deep` has read; empty if none does."""
+        """The first statement that may change something that `deep` has read; empty if none does."""
 
     def forget(self) -> None:
-        """Let go of what was found on classes: for the time of a capture, that may be functions of its own."""
+        """Drop what was found on classes, since during a capture it may be the capture's own functions."""
         self._looked_up.clear()
 
     def begun(self, function: FunctionType | None, scope: dict[str, Any], names: tuple[str, ...]) -> None:
@@ -130,7 +130,7 @@ class Observations:
                 self._record.see(function.__kwdefaults__)
                 self.contents(function.__kwdefaults__)
 
-    # What instructions read.
+    # These methods handle what instructions read.
 
     def attribute(self, name: str, owner: Any) -> None:
         """Handle the read of an attribute."""
@@ -174,7 +174,7 @@ class Observations:
             self._record.fact(Kind.BASES, kind, None, kind.__mro__)
 
     def class_of(self, owner: Any) -> None:
-        """Handle the read of an object's class, directly or to look up something of the object's there."""
+        """Handle the read of an object's class, directly or to look up one of the object's attributes there."""
         kind = type(owner)
         if issubclass(kind, torch.Tensor):
             self._record.class_asked(owner)
@@ -190,7 +190,7 @@ class Observations:
             self.asked(class_items, (owner,))
             return
         self._bases(owner)
-        self.on_class(name, type(owner))  # where a property would stand before it
+        self.on_class(name, type(owner))  # where a property would take precedence
         for base in owner.__mro__:
             if base.__flags__ & HEAP_TYPE:
                 found = base.__dict__.get(name, Mark.ABSENT)
@@ -206,7 +206,7 @@ class Observations:
             self._attribute_of_super(name, super(kind, owner))
 
     def on_class(self, name: str, kind: type) -> Any:
-        """Return what an object's class or a base has under a name, and note a fact for each class searched."""
+        """Return what an object's class or a base class has under a name, and note a fact for each class searched."""
         if (kind, name) not in self._looked_up:
             self._bases(kind)
             found: Any = Mark.ABSENT
@@ -237,7 +237,7 @@ class Observations:
             return
         if kind.__dictoffset__:
             if (name == "training" and is_a(owner, nn.Module)) or (name == "_flat_weights" and is_a(owner, nn.RNNBase)):
-                return  # a condition for all modules; parameters in a list that is made anew where they were replaced
+                return  # `training` is a condition for all modules; the list is rebuilt when parameters are replaced
             value = attributes_of(owner).get(name, Mark.ABSENT)
             if (
                 id(owner) in self._record.modules
@@ -265,7 +265,7 @@ class Observations:
     def _missing(self, name: str, owner: Any) -> None:
         if is_a(owner, nn.Module):
             tables = [attributes_of(owner).get(each, {}) for each in _TABLES]
-            holding = [table for table in tables if name in table]  # no more than one: nn.Module sees to that
+            holding = [table for table in tables if name in table]  # nn.Module ensures that it is at most one
             for table in holding or tables:
                 value = table.get(name, Mark.ABSENT)
                 self._record.fact(Kind.ITEM, table, name, Mark.TENSOR if is_a(value, torch.Tensor) else value)
@@ -273,7 +273,7 @@ class Observations:
             self._getter(name, owner)
 
     def _looks_up_as_known(self, kind: type) -> bool:
-        """Return whether attributes of such an object are looked up as Python does, and by functions that are observed."""
+        """Return whether instances of a class look up attributes as Python does, or by functions that are observed."""
         by = [self.on_class(name, kind) for name in ("__getattribute__", "__getattr__")]
         return all(
             each is Mark.ABSENT
@@ -289,7 +289,7 @@ class Observations:
             self._record.fact(Kind.GETTER, owner, name, value)
 
     def item(self, container: Any, key: Any, *_: Any) -> None:
-        """Handle the read of an element, or of a slice where there is a third operand."""
+        """Handle the read of an element, or of a slice if there is a third operand."""
         self._arguments.looked_up(key, container)
         if not self._record.knows(container):
             return
@@ -297,7 +297,7 @@ class Observations:
             self.class_of(container)
             try:
                 self._entry_of(container, key)
-            except TypeError:  # a key that cannot be one
+            except TypeError:  # the key cannot be one
                 return
         else:
             self._looked_into(container, "__getitem__")
@@ -306,7 +306,7 @@ class Observations:
         return self._record.fact(Kind.ITEM, table, key, dict.get(table, key, Mark.ABSENT))
 
     def contained(self, key: Any, container: Any) -> None:
-        """Handle a test for membership in a container."""
+        """Handle a test of membership in a container."""
         self._arguments.looked_up(key, container)
         if is_a(container, dict):
             self.item(container, key)
@@ -317,7 +317,7 @@ class Observations:
         self._compared(key)
 
     def _compared(self, value: Any) -> None:
-        if not is_a(value, _NAMED):  # each equals itself alone, whatever its name
+        if not is_a(value, _NAMED):  # each of these equals only itself, whatever its name
             self.deep(value)
 
     def contents(self, value: Any, *_: Any) -> Fact | None:
@@ -325,7 +325,7 @@ class Observations:
         return self._looked_into(value, "__iter__", "__len__", "__getitem__", "__reversed__", "keys")
 
     def _looked_into(self, value: Any, *methods: str) -> Fact | None:
-        """Note all that the methods of a value which are not observed may read."""
+        """Note everything that those of a value's methods that are not observed may read."""
         kind = type(value)
         if kind in STATELESS or is_a(value, (*VALUES, type, nn.Module, tuple)) or not self._record.knows(value):
             return None
@@ -351,14 +351,14 @@ class Observations:
         return None
 
     def length(self, value: Any) -> None:
-        """Handle the read of a container's length, or the test of whether it is empty."""
+        """Handle the read of a container's length, or a test of whether it is empty."""
         if type(value) not in (list, dict, set, deque):
             self.contents(value)
         elif self._record.knows(value):
             self._record.count(value)
 
     def deep(self, value: Any, seen: set[int] | None = None) -> None:
-        """Handle a read of everything that a value leads to, except modules; of functions and classes, their names."""
+        """Handle a read of all that a value leads to, except modules; of functions and classes, only names are read."""
         kind = type(value)
         if is_a(value, _NAMED):
             self._names(value)
@@ -388,13 +388,13 @@ class Observations:
             self.deep(held, seen)
 
     def hold(self, values: Iterable[Any]) -> None:
-        """Handle objects that the forward has made, and whose parts shall be in each run what they are now."""
+        """Handle objects that the forward has made, and whose parts must be the same in each run as now."""
         for value in values:
             self._record.see(value)
             self.deep(value, self._record.known_ids() - {id(value)})
 
     def _names(self, value: Any) -> None:
-        """Note what the text of a class or a function is made of."""
+        """Note what the text of a class or a function is made from."""
         if is_a(value, type):
             self.special(type(value))
             self.attribute("__module__", value)
@@ -413,7 +413,7 @@ class Observations:
             self.on_class("__len__", kind)
 
     def special(self, kind: type) -> None:
-        """Handle an operand of an operator or a function in C, which look up special methods on its class."""
+        """Handle the class of an operand of an operator or a function in C, which looks up special methods there."""
         if kind in self._special_classes or not kind.__flags__ & HEAP_TYPE or is_fx(kind.__module__):
             return
         self._special_classes.add(kind)
@@ -443,7 +443,7 @@ class Observations:
             self._getter(name, context())
 
     def imported(self, name: str, level: int, _: object) -> None:
-        """Handle an import, which looks modules up by their names."""
+        """Handle an import, which looks up modules by name."""
         if level:
             name = importlib.util.resolve_name("." * level + name, str(_observed_scope()["__package__"]))
         for end in (*(place for place, each in enumerate(name) if each == "."), len(name)):
@@ -451,15 +451,15 @@ class Observations:
                 self._entry_of(sys.modules, name[:end])
 
     def imported_by_name(self, name: str, *rest: Any) -> None:
-        """Handle the import of a module by a function that is given the name."""
+        """Handle the import of a module by a function that takes its name."""
         package = next((each for each in rest if is_a(each, str)), None)
-        with contextlib.suppress(ImportError, ValueError):  # which the call itself will raise
+        with contextlib.suppress(ImportError, ValueError):  # the call itself will raise it
             self.imported(importlib.util.resolve_name(name, package), 0, None)
 
     def weak(self, value: Any) -> None:
-        """Refuse to ask what is held weakly: what is noted of an object lets it live on, beyond the program's use.
+        """Refuse to read a weakly held object: noting a fact about it would keep it alive beyond the program's use.
 
-        Modules of the model are held in any case.
+        The model's modules are kept alive in any case.
         """
         referent = value() if type(value) is weakref.ref else value
         if referent is not None and id(referent) not in self._record.modules and not is_a(referent, type):
@@ -469,7 +469,7 @@ class Observations:
             )
 
     def signature(self, function: Any) -> None:
-        """Handle the question how a function is called."""
+        """Handle the read of a function's signature."""
         if is_a(function, FunctionType):
             self._record.fact(Kind.CODE, function, "__code__", self._functions.swapped.get(function, function.__code__))
             fact = self._record.fact(Kind.DEFAULTS, function, function.__name__, None)
@@ -492,7 +492,7 @@ class Observations:
             )
 
     def matched(self, subject: Any, kind: Any, names: tuple[str, ...]) -> None:
-        """Handle the match of a value with a class pattern."""
+        """Handle the match of a value against a class pattern."""
         if is_a(subject, Proxy):
             self._arguments.of_traced(isinstance, subject, (kind,))
         self.instance_of(subject, kind)
@@ -500,7 +500,7 @@ class Observations:
             self.attribute(name, subject)
 
     def instance_of(self, value: Any, kinds: Any) -> None:
-        """Handle an `isinstance` test; an abstract class may have further classes registered later."""
+        """Handle an `isinstance` test; further classes may be registered with an abstract class later."""
         if is_a(value, torch.Tensor) and torch.Tensor in _flat(kinds):
             return
         self.class_of(value)
@@ -514,15 +514,15 @@ class Observations:
 
     def asked(self, function: Any, operands: tuple[Any, ...]) -> None:
         """Handle a call of a function without effects, which is called again before each run."""
-        with suspended(), contextlib.suppress(Exception):  # which the call itself will raise
+        with suspended(), contextlib.suppress(Exception):  # the call itself will raise it
             self._record.fact(Kind.QUESTION, function, operands, function(*operands))
 
-    # What instructions write.
+    # These methods handle what instructions write.
 
     def stored(self, name: str, owner: Any) -> None:
         """Handle the write or deletion of an attribute."""
         if id(owner) in self._record.modules or not self._record.knows(owner) or is_a(owner, VALUES):
-            return  # modules are watched whole
+            return  # modules are watched as a whole
         if is_a(owner, type):
             fact = self._record.fact(Kind.CLASS, owner, name, owner.__dict__.get(name, Mark.ABSENT))
         else:
@@ -549,11 +549,11 @@ class Observations:
         fact.where = fact.where or source.here()
 
     def cell_stored(self, name: str, cell: CellType) -> None:
-        """Handle the write of a closure's variable; those that the forward itself made do not count."""
+        """Handle the write of a closure's variable; closures that the forward itself made do not count."""
         if (fact := self._record.known_fact(Kind.CELL, cell, name)) is not None:
             fact.where = fact.where or source.here()
 
-    # What is compared by identity.
+    # These methods handle comparisons by identity.
 
     def identity(self, one: Any, other: Any) -> None:
         """Handle a comparison of two values by identity."""
@@ -565,7 +565,7 @@ class Observations:
 
 
 def _observed_scope() -> dict[str, Any]:
-    """Return the global variables of the function that is observed now."""
+    """Return the global variables of the function being observed."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_instrumented(frame.f_code):
         frame = frame.f_back
@@ -582,7 +582,7 @@ def _elements(value: Any) -> Iterator[Any]:
 
 
 def behind(value: Any) -> Iterator[Any]:
-    """Yield the objects behind a value of a class in C: the dict of a view, the function and arguments of a partial."""
+    """Yield the objects behind a value of a C class: the dict of a view, or the function and arguments of a partial."""
     if is_a(value, _SEEN_THROUGH):
         yield from gc.get_referents(value)
     elif type(value) in (BuiltinFunctionType, METHOD_WRAPPER):
@@ -600,12 +600,12 @@ def _flat(kinds: Any) -> Iterator[type]:
 
 
 def slots_of(kind: type) -> Iterator[str]:
-    """Yield the names of the attributes that instances keep in slots."""
+    """Yield the names of the attributes that instances of a class keep in slots."""
     for base in kind.__mro__ if kind.__flags__ & HEAP_TYPE else ():
         if base.__flags__ & HEAP_TYPE and not is_torch(base.__module__):
             yield from (name for name, each in base.__dict__.items() if type(each) is MemberDescriptorType)
 
 
 def is_torch(module: str) -> bool:
-    """Return whether a module of this name is torch's."""
+    """Return whether a module of this name belongs to torch."""
     return module.partition(".")[0] == "torch"

@@ -1,8 +1,9 @@
-"""The functions that run from instrumented code while a forward is captured, and the listener of their observers.
+"""The functions that run from instrumented code while a forward is captured, and the listener to their observers.
 
-Functions are found as they come up: in classes, closures, wrappers and globals. Those of the user's and of torch's own
-modules have instrumented code (`instrument`) for the time of the capture; what that shows goes to the `Listener` of
-the capture that runs. Which others of the user's run is noted by a hook in C, at little cost, beside other profilers.
+Functions are found as they come up: in classes, closures, wrappers and globals. The user's functions and those of
+torch's own modules have instrumented code (`instrument`) during the capture, whose observations go to the `Listener` of
+the running capture. A hook in C notes, at little cost and beside other profilers, which other functions of the user
+run.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ from fxlib.errors import CaptureError
 from fxlib.runtime.ops import contract_lookup
 
 _Stop = Callable[[], Collection[CodeType]]
-"""Ends the noting, and returns the code that has run."""
+"""A function that ends the noting and returns the code that has run."""
 HEAP_TYPE = 1 << 9
 LRU_CACHE: type = type(functools.lru_cache(int))
 _PLUMBING = frozenset(
     {"__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "__getattr__", "__setattr__", "__delattr__"}
     | {"__init__", "__setstate__", "_apply", "apply", "to", "train", "requires_grad_", "register_buffer"}
-    | {"_update_flat_weights", "_weights_have_changed"}  # a recurrent module looks whether its lists are up to date
+    | {"_update_flat_weights", "_weights_have_changed"}  # a recurrent module checks that its lists are up to date
 )
-"""Methods of nn.Module whose reading is known, or is none of the forward's."""
+"""Methods of nn.Module whose reads are known, or are not the forward's."""
 _MODULES = (f"{source.TORCH}nn/modules/", f"{source.TORCH}nn/utils/parametri")
-"""Where the code of torch's own modules is, and that of the parametrizations of their weights."""
+"""Beginnings of the paths of the code of torch's own modules, and of the parametrizations of their weights."""
 _TORCHS_LIBRARIES = frozenset(
     {"numpy", "sympy", "mpmath", "networkx", "optree", "jinja2", "filelock", "fsspec", "typing_extensions"}
 )
-"""What torch is built on, and runs itself: called by a program, they are functions that are not looked into."""
+"""Packages that torch is built on and runs itself; functions of these that a program calls are not looked into."""
 _NOT_OBSERVED = (source.TORCH, source.CAPTURE.removesuffix("capture/"), "<frozen", "<eval_with_key>")
 
 
 def note_running() -> _Stop:
-    """Note all code that runs in this thread from now on, until what is returned is called."""
+    """Note all code that runs in this thread from now on, until the returned function is called."""
     return _monitored() if hasattr(sys, "monitoring") else _profiled()
 
 
 def _profiled() -> _Stop:
-    """Use the one profiler that Python 3.11 has room for; another one goes on afterwards."""
+    """Use the only profiler that Python 3.11 allows; another one continues afterwards."""
     outer: Any = sys.getprofile()
     profiler = cProfile.Profile(subcalls=False, builtins=False)
 
@@ -66,7 +67,7 @@ def _profiled() -> _Stop:
 
 
 def _monitored() -> _Stop:
-    """Be one of the tools for which Python has had room since 3.12."""
+    """Register as one of the several tools that Python allows since 3.12."""
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
     tool, thread, ran = _free_tool(monitoring), threading.get_ident(), dict[int, CodeType]()
 
@@ -74,7 +75,7 @@ def _monitored() -> _Stop:
         if threading.get_ident() != thread:
             return None
         ran[id(code)] = code
-        return monitoring.DISABLE  # for this place in the code: once is enough
+        return monitoring.DISABLE  # once is enough for each position in the code
 
     events = monitoring.events.PY_START, monitoring.events.PY_RESUME
     for each in events:
@@ -87,14 +88,14 @@ def _monitored() -> _Stop:
         monitoring.free_tool_id(tool)
         return list(ran.values())
 
-    monitoring.restart_events()  # what an earlier capture has seen
+    monitoring.restart_events()  # code that an earlier capture has seen is reported again
     monitoring.set_events(tool, sum(events))
     return stop
 
 
 def _free_tool(monitoring: Any) -> int:
     for tool in (4, 3, monitoring.PROFILER_ID, monitoring.OPTIMIZER_ID, monitoring.COVERAGE_ID, monitoring.DEBUGGER_ID):
-        with contextlib.suppress(ValueError):  # somebody else's
+        with contextlib.suppress(ValueError):  # the tool belongs to somebody else
             monitoring.use_tool_id(tool, "fxlib.capture")
             return int(tool)
     raise CaptureError(
@@ -117,12 +118,12 @@ class Listener(Protocol):
 
 
 class _Current:
-    """Holds the listener of the running capture, for instrumented code, which outlives the capture."""
+    """Holds the listener of the running capture for instrumented code, which outlives the capture."""
 
     listener: Listener | None = None
     functions: ObservedFunctions | None = None
     capture: int = 0
-    """How many captures have begun. Instrumented code keeps that, as no listener may live on in it."""
+    """Number of captures that have begun. Instrumented code keeps this number, as it must not keep a listener alive."""
 
 
 def _observer(name: str) -> Observer:
@@ -137,7 +138,7 @@ def _observer(name: str) -> Observer:
 
 
 def _called(function: Any, *operands: Any) -> Any:
-    """Return what is to be called in place of `function`."""
+    """Return the function to call in place of `function`."""
     listener = _Current.listener
     if listener is None or not listener.listens():
         return function
@@ -145,15 +146,15 @@ def _called(function: Any, *operands: Any) -> Any:
 
 
 def _unpacked(function: Any, positional: Any, named: Any = None) -> Any:
-    """Return what is to be called in place of a function that is given its arguments with stars."""
+    """Return the function to call in place of one that is given starred arguments."""
     given = tuple(positional) if type(positional) in (tuple, list) else (positional,)
     return _called(function, *given, *(named.values() if isinstance(named, dict) else ()))
 
 
 def _entry(function: FunctionType | None, names: tuple[str, ...]) -> Observer:
-    """Return the observer of a function's beginning: what it reads by name is noted, the first time."""
+    """Return the observer of a function's beginning, which notes what the function reads by name, the first time."""
     begun = 0
-    held = None if function is None else weakref.ref(function)  # the code of a function may not keep it
+    held = None if function is None else weakref.ref(function)  # a function's code must not keep the function alive
 
     def enter() -> None:
         nonlocal begun
@@ -188,10 +189,10 @@ class ObservedFunctions:
     """The functions that run from instrumented code in one capture."""
 
     def __init__(self, also: tuple[FunctionType, ...] = ()) -> None:
-        """Observe `also` from the start: functions that an earlier attempt has met too late."""
+        """Observe `also` from the start: the functions that an earlier attempt met too late."""
         self.swapped: dict[FunctionType, CodeType] = {}
         self.caches: dict[int, tuple[Any, int, tuple[Any, ...]]] = {}
-        """Functions that cache their results, by id, how often they have missed, and the keys that they know."""
+        """Functions that cache their results, by id, each with the number of misses and the keys that it knows."""
         self._also = also
         self._classes: set[type] = set()
         self._ran: dict[int, CodeType] = {}
@@ -213,7 +214,7 @@ class ObservedFunctions:
                 function.__code__ = code
 
     def note_others(self) -> Callable[[], None]:
-        """Note which functions of the user's run unobserved, until what is returned is called."""
+        """Note which of the user's functions run unobserved until the returned function is called."""
         noted = note_running()
 
         def stop() -> None:
@@ -222,12 +223,12 @@ class ObservedFunctions:
         return stop
 
     def met_late(self, own: set[int]) -> tuple[FunctionType, ...] | None:
-        """Return functions to be observed from the start of another attempt; None if this one has seen all.
+        """Return the functions to observe from the start of another attempt, or None if this one has seen all.
 
-        They come from where nobody looked, such as a table of hooks, or ran while a module was imported.
+        They come from places that were not searched, such as a table of hooks, or ran while a module was imported.
 
         Args:
-            own: ids of the code of what is none of the program's: the tracer, and what finds modules.
+            own: ids of the code that is not the program's: that of the tracer and of finders of modules.
         """
         ran = [each for each in self._ran.values() if id(each) not in own and _elsewhere.get(id(each)) is not each]
         files = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - self._imported}
@@ -239,15 +240,16 @@ class ObservedFunctions:
         return (*self._also, *found) if found or len(codes) < len(ran) else None
 
     def note_cache(self, value: Any) -> None:
-        """Note a function with a cache of its results: what it keeps of a capture is forgotten."""
+        """Note a function that caches its results; the results of a capture are dropped afterwards."""
         kind: type = type(value)
         if kind is LRU_CACHE:
             self.caches.setdefault(id(value), (value, value.cache_info().misses, tuple(entries_of(value))))
 
     def discover_class(self, kind: type) -> None:
-        """Observe what a class and its bases define, in so far as it runs without being looked up by name.
+        """Observe the functions that a class and its bases define and that run without being looked up by name.
 
-        What instrumented code looks up, it observes then. In another attempt all is observed from the start.
+        Functions that instrumented code looks up are observed at that time. In another attempt, all are observed from
+        the start.
         """
         if kind in self._classes:
             return
@@ -262,7 +264,7 @@ class ObservedFunctions:
                             self.discover_function(function)
 
     def discover_function(self, function: FunctionType) -> None:
-        """Observe a function, if it is the user's or of torch's own modules."""
+        """Observe a function if it is the user's or that of one of torch's own modules."""
         code = function.__code__
         if function in self.swapped or is_instrumented(code):
             return
@@ -274,7 +276,7 @@ class ObservedFunctions:
 
 
 def _instrumented(code: CodeType) -> tuple[CodeType, tuple[str, ...]]:
-    """Return the code with observers, but that of its beginning, and the global names that it reads."""
+    """Return the code with all observers except that of its beginning, and the global names that it reads."""
     key = id(code)
     if key not in _made:
         weakref.finalize(code, _made.pop, key, None).atexit = False
@@ -288,13 +290,13 @@ def _nested(code: CodeType) -> CodeType:
 
 
 _made: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
-"""What instrumented code was made of code, by id: captures of one class follow one another, and all need torch's."""
+"""The instrumented code made from code, by id: captures of one class follow one another, and all need torch's."""
 _elsewhere: weakref.WeakValueDictionary[int, CodeType] = weakref.WeakValueDictionary()
-"""Code that has run in captures, of functions that were generated for classes which are not the user's, by id."""
+"""Code that has run in captures, from functions that were generated for classes that are not the user's, by id."""
 
 
 def is_observed(code: CodeType | None) -> bool:
-    """Return whether functions of this code are observed: the user's, and those of torch's own modules."""
+    """Return whether functions with this code are observed: the user's, and those of torch's own modules."""
     return code is not None and _observed(code.co_filename, code.co_name)
 
 
@@ -309,13 +311,13 @@ def _observed(file: str, name: str) -> bool:
 
 
 def _is_users(code: CodeType) -> bool:
-    """Return whether code is that of a function, and neither torch's nor such as runs when a module is imported."""
+    """Return whether code is a function's, and neither torch's nor run by the import of a module."""
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     return is_function and is_observed(code) and not code.co_filename.startswith(_MODULES)
 
 
 def code_of(function: Any) -> CodeType | None:
-    """Return the code of a Python function; of anything else None, without asking it for attributes."""
+    """Return the code of a Python function, and None for anything else, without reading any of its attributes."""
     return function.__code__ if type(function) is FunctionType else None
 
 
@@ -324,7 +326,7 @@ def _with_entry(code: CodeType, entry: Observer) -> CodeType:
 
 
 def _is_generated_elsewhere(function: FunctionType) -> bool:
-    """Return whether a function was made from a text, as dataclasses make theirs, for a class that is not the user's."""
+    """Return whether a function was made from a text, as in dataclasses, for a class that is not the user's."""
     package = str(function.__globals__.get("__name__", "")).partition(".")[0]
     if not function.__code__.co_filename.startswith("<") or package == "__main__":
         return False
@@ -337,12 +339,12 @@ def is_instrumented(code: CodeType) -> bool:
 
 
 def is_a(value: object, kinds: Any) -> bool:
-    """Return whether a value is of one of the classes; `isinstance` would ask it, by a `__getattribute__` of its own."""
+    """Return whether a value is an instance of the classes; `isinstance` would call the value's `__getattribute__`."""
     return issubclass(type(value), kinds)
 
 
 def entries_of(cache: Any) -> dict[Any, Any]:
-    """Return the dict in which a cache keeps its results, which it shows to the collector of garbage alone."""
+    """Return the dict in which a cache keeps its results, which only the garbage collector can see."""
     return next(each for each in gc.get_referents(cache) if type(each) is dict and each is not cache.__dict__)
 
 
@@ -353,7 +355,7 @@ def all_functions(kind: type) -> Iterator[FunctionType]:
 
 
 def functions_in(value: Any, depth: int = 0) -> Iterator[FunctionType]:
-    """Yield the Python functions that a value is, or calls: of a method, a property, a decorated function."""
+    """Yield the Python functions that a value is or calls: those of a method, a property or a decorated function."""
     kind = type(value)
     if kind is FunctionType:
         yield value
@@ -379,5 +381,5 @@ def functions_in(value: Any, depth: int = 0) -> Iterator[FunctionType]:
 
 
 def is_fx(module: str) -> bool:
-    """Return whether a module of this name belongs to what captures."""
+    """Return whether a module of this name belongs to the capturing code."""
     return module.startswith(("torch.fx", "fxlib."))

@@ -27,17 +27,17 @@ STATELESS = frozenset(
     | {torch.Size, torch.layout, torch.memory_format}
 )
 LARGE = 20_000
-"""Number of entries from which on a container counts as large; comparing so many takes about a millisecond."""
+"""Number of entries above which a container counts as large; comparing so many takes about a millisecond."""
 VALUES = (Proxy, Node, torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Classes of the values that a graph is made of; reading one is no fact about Python's state."""
+"""Classes of the values that a graph is made of; reading one is not a fact about Python's state."""
 METHOD_WRAPPER: type = type(object().__str__)
 
 
 class Tracer(Protocol):
-    """What is asked here of the tracer that makes a graph, which is built upon this."""
+    """The part that a record uses of the tracer that makes the graph; the tracer is built on this package."""
 
     tensor_attrs: Any
-    """The path of each plain tensor of the model's that the graph reads."""
+    """The path of each of the model's plain tensors that the graph reads."""
 
     def class_of_value(self, value: Proxy) -> type:
         """Return the class that a traced value surely has."""
@@ -47,31 +47,31 @@ class Tracer(Protocol):
 
 
 class ExportedTensors(Protocol):
-    """What is asked here of what answers for the tensors of an export."""
+    """The part that a record uses of the object that answers for the tensors of an export."""
 
     def compared(self, one: Any, other: Any) -> None:
-        """Refuse to compare two by identity that may be one tensor in a run."""
+        """Refuse to compare two tensors by identity that may be one in a run."""
 
     def class_of(self, tensor: torch.Tensor) -> type:
         """Return the class that a tensor has in a run."""
 
     asked_classes: dict[tuple[str, tuple[tuple[str, Any], ...]], type]
-    """The class of each argument, or part of one, that was asked for its class."""
+    """The classes of the arguments, and of the parts of arguments, that were asked for their class."""
 
     def class_asked(self, tensor: torch.Tensor) -> None:
-        """Note of an argument that it was asked for its class."""
+        """Note that an argument was asked for its class."""
 
     def asked_for_class(self, tensor: torch.Tensor) -> None:
-        """Refuse to tell the class by an attribute."""
+        """Refuse to answer an attribute that tells the class."""
 
     def asked_for_id(self, tensor: torch.Tensor) -> None:
-        """Refuse to tell the id of what a run computes."""
+        """Refuse to give the id of a tensor that a run computes."""
 
     def argument(self, tensor: torch.Tensor) -> str:
-        """Return the name of the argument that a tensor is; empty if it is none, or inside of one."""
+        """Return the name of the argument that a tensor is, or "" if it is not an argument or only inside one."""
 
     def real(self, tensor: torch.Tensor, attribute: str) -> torch.Tensor | None:
-        """Return the model's tensor that is asked for an attribute, or None; refuse what a run may answer otherwise."""
+        """Return the model's tensor that is asked for an attribute, or None; refuse if a run may answer differently."""
 
 
 class Record:
@@ -79,14 +79,14 @@ class Record:
 
     Args:
         model: the model, or a function. Its own modules are watched by `state.unchanged`, too.
-        functions: what is observed: functions and classes that are seen become part of it.
+        functions: the observed functions, to which the functions and classes that are seen are added.
     """
 
     def __init__(self, model: object, functions: ObservedFunctions) -> None:
         self.tracer: Tracer | None = None
-        """Makes the graph; None where an export does."""
+        """The tracer that makes the graph; None if an export does."""
         self.stand_ins: ExportedTensors | None = None
-        """Answers for those of an export."""
+        """The object that answers for the tensors of an export."""
         self._functions = functions
         modules = modules_of(model) if isinstance(model, nn.Module) else []
         self.modules = {id(each): each for each in modules}
@@ -94,11 +94,11 @@ class Record:
         self._tracked: dict[int, Any] = {}
         self._facts: dict[tuple[Kind, int, Any], Fact] = {}
         self._only: dict[int, torch.Tensor] = {}
-        """Tensors of which something was asked that no other would answer in their places, by id."""
+        """Tensors that were asked for something that no other tensor in their place would answer equally, by id."""
         self.cached_calls: list[Callable[[], Any]] = []
-        """The calls of functions that cache their results, in order; each finds its answer in the cache."""
+        """The calls of functions that cache their results, in order; each of them finds its result in the cache."""
         self.sharing: list[tuple[torch.Tensor, str]] = []
-        """Tensors that share the memory of objects of Python's, each with the statement that made it."""
+        """Tensors that share the memory of Python objects, each with the statement that made it."""
         self.asked_classes = False
         """Whether the forward asked for the classes of parameters or buffers."""
         self._counted: set[int] = set()
@@ -109,9 +109,10 @@ class Record:
         """Whether this was the only thread when the forward began."""
 
     def begin(self) -> None:
-        """Note which tensors stand in the places of parameters and buffers: under export, these are others.
+        """Note which tensors stand for parameters and buffers now; under export, these are stand-ins.
 
-        What `gc.freeze` has set aside is looked at again: Python's garbage collector tells nobody what that refers to.
+        Objects that `gc.freeze` has set aside are made visible again: the garbage collector does not tell what they
+        refer to.
         """
         gc.unfreeze()
         tables = [table for each in self.modules.values() for table in (each._parameters, each._buffers)]
@@ -119,10 +120,10 @@ class Record:
         self._alone = threading.active_count() == 1
 
     def fact(self, kind: Kind, owner: Any, key: Any, value: Any) -> Fact:
-        """Note what was found in one place, and return the fact; of a place that is known, what it was at first."""
+        """Note what was found in one place and return the fact; for a known place, return what was found first."""
         place = (kind, id(owner), tuple(map(id, key)) if kind is Kind.QUESTION else key)
         ours = is_ours(value)
-        if ours and not _is_leaf(owner, value):  # what makes a call (`rpc_sync`): operators ask for it at each run
+        if ours and not _is_leaf(owner, value):  # it makes a call (`rpc_sync`), and operators look it up in each run
             return Fact(kind, owner, key, value)
         if (known := self._facts.get(place)) is None:
             self._tracked.setdefault(id(owner), owner)
@@ -143,7 +144,7 @@ class Record:
             self.see(value)
 
     def see(self, value: Any) -> None:
-        """Take note of a value that was there before the capture: what is read of it is a fact, too."""
+        """Note a value that existed before the capture, so that what is read from it becomes a fact as well."""
         kind = type(value)
         if kind in STATELESS or kind is Mark or id(value) in self._tracked:
             return
@@ -168,25 +169,25 @@ class Record:
         self._functions.discover_class(kind)
 
     def path_in_graph(self, tensor: torch.Tensor) -> str | None:
-        """Return the path by which the graph reads a plain tensor of the model's, at each run."""
+        """Return the path by which the graph reads one of the model's plain tensors in each run, or None."""
         return None if self.tracer is None else self.tracer.tensor_attrs.get(tensor)
 
     def knows(self, value: Any) -> bool:
-        """Return whether a value was there before the capture."""
+        """Return whether a value existed before the capture."""
         return id(value) in self._tracked or id(value) in self.modules or is_a(value, (type, ModuleType))
 
     def known_ids(self) -> set[int]:
-        """Return the ids of what was there before the capture, and was read."""
+        """Return the ids of the objects that existed before the capture and were read."""
         return {*self._tracked, *self.modules}
 
     def or_mark(self, value: Any) -> Any:
-        """Return a value, or the mark of tensors for one that the graph reads at each run."""
+        """Return a value, or the mark of tensors for a tensor that the graph reads in each run."""
         if not is_a(value, torch.Tensor):
             return value
         return Mark.TENSOR if id(value) in self._state or self.path_in_graph(value) is not None else value
 
     def count(self, container: Any) -> None:
-        """Note that the length of a container was asked."""
+        """Note that the length of a container was read."""
         if (Kind.CONTENTS, id(container), None) not in self._facts:
             self._facts[Kind.CONTENTS, id(container), None] = Fact(
                 Kind.CONTENTS, container, None, contents_of(container)
@@ -194,7 +195,7 @@ class Record:
             self._counted.add(id(container))
 
     def look_into(self, container: Any, held: Any) -> Fact:
-        """Note what a container holds, and return the fact."""
+        """Note the contents of a container, and return the fact."""
         if id(container) in self._counted:
             self._counted.discard(id(container))
             del self._facts[Kind.CONTENTS, id(container), None]
@@ -206,11 +207,11 @@ class Record:
         return self.fact(Kind.CONTENTS, container, None, held)
 
     def hold_to(self, table: dict[str, Any], name: str) -> None:
-        """Note which tensor is in a table, as no other one would do."""
+        """Note which tensor is in a table, since it must be the same one in each run."""
         self.fact(Kind.ITEM, table, name, table[name]).value = table[name]
 
     def value_asked(self, tensor: torch.Tensor) -> None:
-        """Note that the elements of a tensor were looked at, which no node of the graph reads."""
+        """Note that the elements of a tensor were read without a node of the graph."""
         if self.known_fact(Kind.VALUE, tensor, None) is None:
             self._only[id(tensor)] = tensor
             self.fact(Kind.VALUE, tensor, None, tensor.detach().clone())
@@ -224,28 +225,28 @@ class Record:
             self._only[id(tensor)] = tensor
 
     def method_of_tensors(self, *names: str) -> None:
-        """Note the methods of tensors by which the forward is exported; a graph has the operators behind them."""
+        """Note the tensor methods that the exported forward uses; a graph has the operators behind them."""
         for name in names:
             self.fact(Kind.CLASS, torch.Tensor, name, torch.Tensor.__dict__.get(name, Mark.ABSENT))
 
     def history_asked(self, tensor: torch.Tensor, name: str) -> None:
-        """Note what a tensor has become, as its attribute tells."""
+        """Note an attribute of a tensor that tells its history."""
         self._only[id(tensor)] = tensor
         self.fact(Kind.GETTER, tensor, name, getattr(tensor, name))
 
     def attribute_asked(self, tensor: torch.Tensor, name: str) -> None:
-        """Note that a tensor was asked for an attribute that its class has not."""
+        """Note that a tensor was asked for an attribute that its class lacks."""
         real = tensor if self.stand_ins is None else self.stand_ins.real(tensor, name)
         if real is not None and (real is not tensor or self.knows(tensor) or id(tensor) in self._state):
             self._only[id(real)] = real
             self.fact(Kind.ATTRIBUTE, real, name, attributes_of(real).get(name, Mark.ABSENT))
 
     def note_made(self, stand_in: Any, where: str) -> None:
-        """Note a stand-in for a value, which nothing may keep when the capture is over, and the statement."""
+        """Note a stand-in for a value and the statement that made it; nothing may keep it after the capture."""
         self._made.append((weakref.ref(stand_in), where))
 
     def refuse_leaks(self) -> None:
-        """Check that no stand-in is left in the program, where the original would find it.
+        """Check that no stand-in is left in the program, where the original forward would find it.
 
         Raises:
             CaptureError: an object still refers to a stand-in.
@@ -257,7 +258,7 @@ class Record:
         if self.tracer is not None:
             self.tracer.forget()
         self.tracer = self.stand_ins = None
-        for generation in (1, 2):  # what was made meanwhile is young, if nothing was collected
+        for generation in (1, 2):  # objects made meanwhile are young if nothing was collected
             if any(made() is not None for made, _ in self._made):
                 gc.collect(generation)
         for made, where in self._made:
@@ -272,7 +273,7 @@ class Record:
                 )
 
     def facts(self) -> tuple[Fact, ...]:
-        """Return all facts. What has only been counted is watched for its length alone."""
+        """Return all facts. Containers whose elements were only counted are watched for their length alone."""
         for fact in self._facts.values() if self._only else ():
             if fact.value is Mark.TENSOR and id(fact.now()) in self._only:
                 fact.value = fact.now()
@@ -288,7 +289,7 @@ class Record:
         return fact.kind is Kind.CONTENTS and id(fact.owner) in self._counted
 
     def forget_changed(self) -> None:
-        """Drop the facts that do not hold, but for those that the capture itself has changed."""
+        """Drop the facts that do not hold, except for those that the capture itself has changed."""
         for place, fact in list(self._facts.items()):
             if fact.kind not in (Kind.MEMO, Kind.CODE, Kind.QUESTION) and not is_ours(fact.value) and not fact.holds():
                 del self._facts[place]
@@ -296,9 +297,9 @@ class Record:
                     self._counted.discard(id(fact.owner))
 
     def restore(self) -> tuple[list[Fact], str]:
-        """Put back what the forward has changed, and return those facts, and what another thread has changed, in words.
+        """Put back what the forward has changed; return these facts, and in words what another thread has changed.
 
-        What the forward writes to is known to be written by it. All else may be another thread's, if there is one.
+        The forward's own writes are known. Any other change may be another thread's, if there is one.
         """
         for cache, misses, entries in self._functions.caches.values():
             if cache.cache_info().misses != misses:
@@ -309,7 +310,7 @@ class Record:
                 if (now := fact.now()) is not Mark.ABSENT:
                     fact.value = now
                 fact.restore()
-                if not _is_constant(fact.value):  # a run that fills the cache keeps one for all steps
+                if not _is_constant(fact.value):  # a run that fills the cache keeps one value for all steps
                     changed.append(fact)
                 continue
             if fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict):
@@ -317,7 +318,7 @@ class Record:
             if fact.kind is Kind.CODE or fact.holds():  # the code is put back later
                 continue
             if fact.kind is Kind.QUESTION or is_ours(fact.value):
-                fact.value = fact.now()  # as it is outside of the trace
+                fact.value = fact.now()  # its value outside the trace
                 continue
             if not (alone or fact.where or _is_cache(fact)):
                 others = others or str(fact)
@@ -329,9 +330,9 @@ class Record:
         return changed, others
 
     def leave(self) -> Fact | None:
-        """Take each fact for what it is now that what was put in place for the capture is gone.
+        """Set each fact to its present value, now that the capture's replacements are gone.
 
-        Returns a setting of a library's that was another one during the capture, as the exporter has some; None if the
+        Return a library's setting that differed during the capture, as the exporter changes some, or None if the
         forward has read no such setting.
         """
         other = None
@@ -344,7 +345,7 @@ class Record:
 
 
 def _forget_results(cache: Any, known: tuple[Any, ...]) -> None:
-    """Take out of a cache what a capture has put there, where something in C has called it."""
+    """Remove from a cache what a capture has put there, because a function in C has called it."""
     if not known:
         cache.cache_clear()
         return
@@ -354,13 +355,13 @@ def _forget_results(cache: Any, known: tuple[Any, ...]) -> None:
 
 
 def _holders(value: object) -> list[str]:
-    """Return the classes of what refers to a value, but for frames and torch's own objects."""
+    """Return the names of the classes of a value's referrers, except for frames and torch's own objects."""
     found = {type(each) for each in gc.get_referrers(value)}
     return sorted(each.__name__ for each in found - {FrameType} if not each.__module__.startswith("torch."))
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
-    """Return all modules whose forwards a capture goes through: behind a captured one, the original."""
+    """Return all modules whose forwards a capture goes through, including the original behind a captured module."""
     found = [each for _, each in local_modules(model)]
     for each in found.copy():
         if isinstance(each, CapturedModule) and isinstance(each._fxlib.original, nn.Module):
@@ -369,16 +370,16 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 
 
 def is_ours(value: Any) -> bool:
-    """Return whether a value is what torch.fx or the capture has put in the place of another, for its own time."""
+    """Return whether a value is a temporary replacement that torch.fx or the capture has put in place of another."""
     code = code_of(value)
     return code is not None and code.co_filename.startswith((f"{source.TORCH}fx/", source.CAPTURE))
 
 
 def _is_leaf(owner: Any, value: Any) -> bool:
-    """Return whether a function that is ours now is one that the graph calls as it is, or stands there for such a one.
+    """Return whether a function that is ours now is one that the graph calls as it is, or replaces such a one.
 
-    torch.fx puts a function of its own into a scope in the place of another (`math.sqrt`, and what `torch.fx.wrap`
-    names), and `restore` takes that; the capture only gives a function other code.
+    torch.fx replaces some functions in a scope by its own (`math.sqrt`, and those that `torch.fx.wrap` names), and
+    `restore` takes the originals; the capture only gives functions other code.
     """
     if value.__code__.co_filename.startswith(f"{source.TORCH}fx/"):
         return is_a(owner, (dict, ModuleType))
@@ -386,12 +387,12 @@ def _is_leaf(owner: Any, value: Any) -> bool:
 
 
 def _unwrapped(value: Any, now: Any) -> Any:
-    """Return what stands in a scope again, where a value is what torch.fx has put in its place while it traced."""
+    """Return the original that is in a scope again, if a value is torch.fx's replacement of it during the trace."""
     return now if is_ours(value) and value.__dict__.get("__wrapped__", value) is now else value
 
 
 def _is_cache(fact: Fact) -> bool:
-    """Return whether what was changed is a property that was computed for the first time."""
+    """Return whether the change is that a cached property was computed for the first time."""
     return (
         fact.kind is Kind.ATTRIBUTE
         and fact.value is Mark.ABSENT
@@ -400,7 +401,7 @@ def _is_cache(fact: Fact) -> bool:
 
 
 def _is_constant(value: Any) -> bool:
-    """Return whether a value is the same whoever computes it, and nobody can change it."""
+    """Return whether a value is the same whoever computes it and cannot be changed."""
     if type(value) in (tuple, frozenset):
         return all(map(_is_constant, value))
     return isinstance(value, (*SCALARS, type, FunctionType, ModuleType, torch.dtype, torch.device))

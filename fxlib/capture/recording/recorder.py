@@ -1,8 +1,8 @@
-"""Record the Python state that a forward reads while it is captured, and detect the changes that it makes to it.
+"""Record the Python state that a forward reads while it is captured, and detect its changes to this state.
 
-All functions of the user's that run meanwhile run from instrumented code (`observers`). What they read of objects that
-were there before becomes a fact (`observations`, `record`), which a captured module checks before each run. What
-differs when the capture ends has been changed by the forward: it is put back, and the capture refused.
+All of the user's functions that run meanwhile run from instrumented code (`observers`). What they read from objects
+that existed before becomes a fact (`observations`, `record`), which a captured module checks before each run. Whatever
+differs when the capture ends has been changed by the forward: it is put back, and the capture is refused.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Recorder:
 
     Args:
         model: the model, or a function. Its own modules are watched by `state.unchanged`, too.
-        also: functions that an earlier attempt has met too late.
+        also: the functions that an earlier attempt met too late.
     """
 
     def __init__(self, model: object, also: tuple[FunctionType, ...] = ()) -> None:
         self.disturbed = ""
-        """What another thread has changed meanwhile that the forward has read, in words; empty if nothing."""
+        """A description of what another thread has changed that the forward has read; empty if there is nothing."""
         self._model = model
         self._functions = ObservedFunctions(also)
         self._record = Record(model, self._functions)
@@ -92,11 +92,11 @@ class Recorder:
             )
 
     def use(self, tracer: Tracer) -> None:
-        """Record for a trace, made by this tracer; an export has none."""
+        """Record for a trace made by this tracer; an export has no tracer."""
         self._record.tracer = tracer
 
     def use_stand_ins(self, stand_ins: ExportedTensors) -> None:
-        """Record for an export, which has these stand-ins for tensors."""
+        """Record for an export with these stand-ins for tensors."""
         self._record.stand_ins = stand_ins
 
     @contextlib.contextmanager
@@ -114,7 +114,7 @@ class Recorder:
         self.active, self._stop_noting = True, self._functions.note_others()
 
     def forward_ends(self) -> None:
-        """Put back what the forward has changed, while all that was put in place for the capture is there still."""
+        """Put back what the forward has changed, while all of the capture's replacements are still in place."""
         if self._stop_noting is not None:
             self._stop_noting()
             self.active, self._stop_noting = False, None
@@ -124,7 +124,7 @@ class Recorder:
                 self._observations.hold(self._sent.kept)
 
     def begin(self) -> None:
-        """Look for functions where the model is."""
+        """Look for functions in the model."""
         self._functions.discover_class(nn.Module)
         if isinstance(self._model, nn.Module):
             self._observations.on_class("forward", type(self._model))
@@ -138,7 +138,7 @@ class Recorder:
         return self.active and not self._busy and is_capturing()
 
     def observe(self, name: str, operands: tuple[Any, ...]) -> Any:
-        """Handle one observation; what the recorder itself does meanwhile is none."""
+        """Handle one observation; the recorder's own work meanwhile is not observed."""
         self._busy = True
         try:
             return getattr(self._calls if name == "called" else self._observations, name)(*operands)
@@ -154,21 +154,21 @@ class Recorder:
         finally:
             self._busy = busy
 
-    # What the tracer tells.
+    # The tracer calls these methods.
 
     def hold_to(self, table: dict[str, Any], name: str) -> None:
-        """Note that the graph reads a tensor out of a table of the model's, where the program has it otherwise."""
+        """Note that the graph reads a tensor from one of the model's tables; the program gets it in another way."""
         self._record.hold_to(table, name)
 
     def forget_changed(self) -> None:
-        """Forget what the forward has read that is otherwise by now: something else has changed it on the way."""
+        """Drop facts that the forward has read but that no longer hold, as something else has changed the state."""
         self._record.forget_changed()
 
     def handed_on(self, container: Any) -> None:
-        """Note a container that becomes part of the graph as it is now.
+        """Note a container that becomes part of the graph in its present state.
 
         Raises:
-            CaptureError: the caller gets it, and would get another one from a graph.
+            CaptureError: the caller gets the container, and would get another one from a graph.
         """
         with self.unobserved():
             self._observations.deep(container)
@@ -183,32 +183,32 @@ class Recorder:
                 self._returned[id(container)] = container
 
     def sent(self, value: Any, *, by_client: bool = False) -> None:
-        """Note what an object holds that is sent, and becomes part of the graph.
+        """Note the contents of an object that is sent and becomes part of the graph.
 
         Args:
             value: the object.
-            by_client: whether a registered client gets it, which may write to it, as no remote function can.
+            by_client: whether a registered client gets it, which may write to it, as a remote function cannot.
 
         Raises:
-            CaptureError: what it holds cannot be known, and the forward has made it.
+            CaptureError: the object's contents cannot be known, and the forward has made it.
         """
         with self.unobserved(), suspended(), _disable_current_modes():
             self._sent.note(value, by_client=by_client)
 
     def given(self, values: Iterable[Any]) -> None:
-        """Note what the arguments of the forward hold, which a graph of an export leaves as it is."""
+        """Note the contents of the forward's arguments, which the graph of an export leaves unchanged."""
         where = source.of_definition(next(iter(self._roots), None))
         with self.unobserved(), suspended(), _disable_current_modes():
             for each in values:
                 self._sent.note_argument(each, where)
 
     def taken_apart(self, container: Any) -> None:
-        """Note what a container holds whose elements become arguments of a call, one by one."""
+        """Note the contents of a container whose elements become arguments of a call one by one."""
         with self.unobserved(), suspended(), _disable_current_modes():
             self._observations.contents(container)
 
     def _is_running(self) -> bool:
-        """Return whether the forward is on its way, and has not returned."""
+        """Return whether the forward has begun and has not returned."""
         codes = {each.__code__ for each in self._roots}
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code not in codes:
@@ -216,79 +216,79 @@ class Recorder:
         return frame is not None or not codes
 
     def value_asked(self, tensor: torch.Tensor) -> None:
-        """Note that the elements of a tensor were looked at, which no node of the graph reads."""
+        """Note that the elements of a tensor were read without a node of the graph."""
         with self.unobserved(), suspended(), _disable_current_modes():
             self._record.value_asked(tensor)
 
     def history_asked(self, tensor: torch.Tensor, name: str) -> None:
-        """Note that a tensor was asked what became of it: for its gradient, say, which it did not have."""
+        """Note that a tensor was asked about its history, for example for its gradient, which it did not have."""
         with self.unobserved(), suspended(), _disable_current_modes():
             self._record.history_asked(tensor, name)
 
     def note_made(self, stand_in: Any, where: str) -> None:
-        """Note a stand-in for a value, which nothing may keep when the capture is over, and the statement."""
+        """Note a stand-in for a value and the statement that made it; nothing may keep it after the capture."""
         self._record.note_made(stand_in, where)
 
     def rely_on_class(self, node: Node, kind: type) -> None:
-        """Note that an argument was taken to be of a class."""
+        """Note that an argument is assumed to be an instance of a class."""
         self._arguments.rely_on_class(node, kind)
 
     def decided_by(self, place: tuple[str, tuple[tuple[str, Any], ...], Node | None], value: Any) -> None:
-        """Note that a size decided which way the program goes."""
+        """Note that the program branched on a size."""
         self._arguments.decided_by(place, value)
 
-    # The result.
+    # These members give the result.
 
     @property
     def asked_grad_mode(self) -> bool:
-        """Whether the forward behaves otherwise where no gradients are recorded."""
+        """Whether the forward may behave differently when no gradients are recorded."""
         return self._calls.asked_grad_mode
 
     @property
     def asked_classes(self) -> bool:
-        """Whether the forward behaves otherwise with parameters or buffers of other classes."""
+        """Whether the forward may behave differently with parameters or buffers of other classes."""
         return self._record.asked_classes
 
     @property
     def writes_out(self) -> str:
-        """The first statement of the forward that prints or logs; empty if none does."""
+        """The file:line of the forward's first statement that prints or logs; empty if none does."""
         return self._calls.writes_out
 
     def slow_checks(self) -> tuple[str, ...]:
-        """Return the warnings about checks that will be slow, each with its line and a remedy."""
+        """Return the warnings about slow checks, each with its line and a remedy."""
         return tuple(self._record.large.values())
 
     def facts(self, graph: Graph) -> Facts:
-        """Return what is to be watched of the state that was read while `graph` was made.
+        """Return the facts to watch about the state that was read while `graph` was made.
 
         Raises:
-            CaptureError: an argument decides which way the program goes, and is written to.
+            CaptureError: the program branches on an argument that it also writes to.
         """
         return Facts(
             self._record.facts(), tuple(self._arguments.facts(graph)), cached_calls=tuple(self._record.cached_calls)
         )
 
     def sharing(self) -> dict[str, str]:
-        """Return the paths of tensors in the graph that share memory with objects of Python's, and what made each."""
+        """Return the tensors in the graph that share memory with Python objects: their paths, and what made each."""
         paths = [(self._record.path_in_graph(tensor), where) for tensor, where in self._record.sharing]
         return {path: where for path, where in paths if path is not None}
 
     def shares_memory(self, tensor: torch.Tensor) -> bool:
-        """Return whether an exporter's stand-in is for memory that an object of Python's has, too."""
+        """Return whether an exporter's stand-in shares its memory with a Python object."""
         memories = [shared.untyped_storage()._cdata for shared, _ in self._record.sharing]
         return bool(memories) and tensor.untyped_storage()._cdata in memories
 
     def met_late(self) -> tuple[FunctionType, ...] | None:
-        """Return functions to be observed from the start of another attempt; None if this one has seen all.
+        """Return the functions to observe from the start of another attempt, or None if this one has seen all.
 
-        Finders of modules run where torch imports one that nothing has needed before, and are none of the program's.
+        Finders of modules run when torch imports a module for the first time, and are not part of the program.
         """
         others = (*sys.meta_path, *([] if self._record.tracer is None else [self._record.tracer]))
         bases = [base for each in others for base in (each if isinstance(each, type) else type(each)).__mro__]
         return self._functions.met_late({id(each.__code__) for base in bases for each in all_functions(base)})
 
     def refuse_leaks(self) -> None:
-        """Check that no stand-in is left in the program, where the original would find it.
+        """Check that no stand-in is left in the program, where the original forward would find it.
 
         Raises:
             CaptureError: an object still refers to a stand-in.

@@ -1,7 +1,7 @@
-"""Objects that the forward sends, which a graph keeps as they are when the capture ends: none may change meanwhile.
+"""Objects that the forward sends: a graph keeps them as they are when the capture ends, so none may change before.
 
-A call sends what an object holds at that moment. A graph has the object itself, and would send what it held last, at
-each call. So what it holds is written down at each call, and compared with what it holds when the forward ends.
+A call sends the present contents of an object. A graph has the object itself, and would send its final contents at each
+call. Therefore, the contents are written down at each call and compared with those at the end of the forward.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fxlib.runtime.guards.dict_entries import Mark
 _ITERATED = (list, tuple, set, frozenset, deque)
 _IMMUTABLE = (int, float, complex, str, bytes)
 _ITSELF = (*VALUES, type, ModuleType, FunctionType, BuiltinFunctionType, rpc.PyRRef, rpc.WorkerInfo, Mark)
-"""Classes of what is sent as what it is: by name, or by a node that has effects of its own."""
+"""Classes of the objects that are sent as themselves: by name, or by a node that has effects of its own."""
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _OF_EVERY_CLASS = frozenset({"__dict__", "__weakref__"})
 
@@ -44,9 +44,9 @@ class _Sent(NamedTuple):
 
     value: Any
     held: list[Any]
-    """What it held, as `_content_of` writes it down."""
+    """The object's contents, as `_content_of` writes them down."""
     where: str
-    """The statement that sent it, or where the forward that it was given to is defined."""
+    """The file:line of the statement that sent it, or of the definition of the forward that got it as an argument."""
     given: bool = False
     """Whether it is an argument of the forward."""
 
@@ -55,20 +55,20 @@ class SentObjects:
     """The objects that one forward has sent.
 
     Args:
-        knows: tells whether an object was there before the forward began.
+        knows: a function that tells whether an object existed before the forward began.
     """
 
     def __init__(self, knows: Callable[[Any], bool]) -> None:
         self._knows = knows
         self._sent: list[_Sent] = []
         self.kept: list[Any] = []
-        """Objects that the forward has made, and clients that may write to them were given."""
+        """Objects that the forward has made and given to clients, which may write to them."""
 
     def note(self, value: Any, *, by_client: bool) -> None:
-        """Note what an object holds that becomes part of the graph.
+        """Note the contents of an object that becomes part of the graph.
 
         Raises:
-            CaptureError: what it holds cannot be known, and the forward has made it.
+            CaptureError: the object's contents cannot be known, and the forward has made it.
         """
         made = not self._knows(value)
         self._sent.append(_Sent(value, _content_of(value, self._unknown if made else None), source.here()))
@@ -76,11 +76,11 @@ class SentObjects:
             self.kept.append(value)
 
     def note_argument(self, value: Any, where: str) -> None:
-        """Note what an argument of the forward holds; a graph of an export does not change it."""
+        """Note the contents of an argument of the forward; the graph of an export does not change them."""
         self._sent.append(_Sent(value, _content_of(value, None), where, given=True))
 
     def _unknown(self, value: Any) -> None:
-        """Refuse an object of which nobody can tell what it holds, unless it was there before."""
+        """Refuse an object whose contents cannot be known, unless it existed before."""
         if not self._knows(value) and not is_a(value, _LOCKS):
             raise capture_error(
                 f"the forward makes and sends a {type(value).__name__}, and a graph would send the same one each time",
@@ -88,7 +88,7 @@ class SentObjects:
             )
 
     def changed(self) -> CaptureError | None:
-        """Return the error for an object that is not what it was when it was sent; None if all are."""
+        """Return the error for an object that has changed since it was sent, or None if none has."""
         now: dict[int, list[Any]] = {}
         for sent in self._sent:
             if id(sent.value) not in now:
@@ -111,7 +111,7 @@ class SentObjects:
         return None
 
     def forget(self) -> None:
-        """Let go of all objects."""
+        """Drop all objects."""
         self._sent.clear()
         self.kept.clear()
 
@@ -120,8 +120,8 @@ def _content_of(value: Any, unknown: Callable[[Any], None] | None) -> list[Any]:
     """Write down all that a value leads to, so that `same` compares it part by part.
 
     Args:
-        value: to be walked through.
-        unknown: is called with a part of which no more can be told than that it is there.
+        value: the object to walk through.
+        unknown: a function that is called with each part of which nothing is known but its existence.
     """
     found: list[Any] = []
     places: dict[int, int] = {}
@@ -136,7 +136,7 @@ def _content_of(value: Any, unknown: Callable[[Any], None] | None) -> list[Any]:
             found.append(("again", places[id(each)]))
         else:
             places[id(each)] = len(places)
-            walked.append(each)  # what was made for the walk has to live as long, for its id
+            walked.append(each)  # an object made for the walk has to live as long as its id is used
             parts = _parts_of(each)
             if parts is None:
                 if unknown is not None:
@@ -149,7 +149,7 @@ def _content_of(value: Any, unknown: Callable[[Any], None] | None) -> list[Any]:
 
 
 def _parts_of(value: Any) -> list[Any] | None:
-    """Return what an object holds; None where nobody can tell."""
+    """Return the contents of an object, or None if they cannot be known."""
     kind, parts = type(value), _parts_inside(value)
     if parts is None or not kind.__dictoffset__:
         return parts if parts is None else parts + [computed(value, name) for name in slots_of(kind)]
@@ -157,7 +157,7 @@ def _parts_of(value: Any) -> list[Any] | None:
 
 
 def _parts_inside(value: Any) -> list[Any] | None:
-    """Return what an object holds beside its attributes; None where nobody can tell."""
+    """Return the contents of an object besides its attributes, or None if they cannot be known."""
     if is_a(value, dict):
         items = (OrderedDict if is_a(value, OrderedDict) else dict).items(value)
         made = [value.default_factory] if is_a(value, defaultdict) else []
@@ -180,18 +180,18 @@ def _parts_inside(value: Any) -> list[Any] | None:
 
 
 def _pickled(value: Any) -> list[Any] | None:
-    """Return what `pickle` would write of an object of a class in C; None if it would not."""
+    """Return what `pickle` would write for an object of a C class, or None if it cannot write the object."""
     if not any(map(_is_of_c, type(value).__mro__[:-1])):
         return []
     try:
         reduced = value.__reduce_ex__(2)
-    except Exception:  # noqa: BLE001 - whatever it raises, it cannot be told
+    except Exception:  # noqa: BLE001 - whatever pickling raises, the contents are unknown
         return None
     return [*reduced] if is_a(reduced, tuple) else [reduced]
 
 
 def _is_of_c(kind: type) -> bool:
-    """Return whether a class is written in C, and its objects may hold what no attribute shows."""
+    """Return whether a class is written in C, so that its objects may hold what no attribute shows."""
     if not kind.__flags__ & HEAP_TYPE:
         return True
     return any(
