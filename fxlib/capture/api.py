@@ -53,7 +53,7 @@ _one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
 
 _ATTEMPTS = 4
-"""Most attempts to trace or export a model; one is repeated if functions that ran were not yet observed."""
+"""Maximum number of attempts to trace or export a model; one is repeated if it ran functions not yet observed."""
 _QUESTIONS = (rpc.get_worker_info, "owner", "owner_name")
 
 

@@ -128,7 +128,7 @@ def _restore(value: Any, copy: Any, ignored: Collection[str]) -> None:
 
 
 class DrawnError(CaptureError):
-    """The error of a forward that was captured while somebody drew from a random generator."""
+    """The error for a random generator that was drawn from while a forward was captured."""
 
     others: bool
     """Whether other threads were running, one of which may have drawn."""

@@ -125,7 +125,7 @@ class StandIns(TorchFunctionMode):
             self.asked_classes[place] = self.class_of(tensor)
 
     def asked_for_id(self, tensor: torch.Tensor) -> None:
-        """Refuse to give a tensor's id, except for the model's own tensors, of which it is watched which are tied."""
+        """Refuse to give a tensor's id, except for the model's own tensors: each run checks which are tied."""
         if isinstance(tensor, FakeTensor) and id(tensor) not in self._stand_for:
             raise id_asked()
 

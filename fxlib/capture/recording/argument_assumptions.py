@@ -108,7 +108,7 @@ class ArgumentAssumptions:
             self._record.attribute_asked(tensor, name)
 
     def asked_for_id(self, value: Any) -> None:
-        """Refuse to give a tensor's id, except for the model's own tensors, of which it is watched which are tied."""
+        """Refuse to give a tensor's id, except for the model's own tensors: each run checks which are tied."""
         if is_a(value, Proxy) and value.node.op != "get_attr":
             raise id_asked()
         if is_a(value, torch.Tensor) and self._record.stand_ins is not None:
@@ -144,7 +144,7 @@ class ArgumentAssumptions:
         return function
 
     def handed_on(self, function: Any, others: Sequence[Any]) -> None:
-        """Refuse to pass to a function in C one that distinguishes objects, or their classes, as only a run can.
+        """Refuse to pass a function to one in C if it tells objects or their classes apart, as only a run can.
 
         Raises:
             CaptureError: the graph's values may be among the other operands.

@@ -444,7 +444,7 @@ class Calls:
         return function
 
     def _shared(self, function: Any) -> Any:
-        """Return a wrapper of a function whose result shares memory with its arguments; the wrapper notes both."""
+        """Return a wrapper of a function whose result shares memory with its arguments; the wrapper records these."""
 
         def share(*args: Any, **kwargs: Any) -> Any:
             made = function(*args, **kwargs)

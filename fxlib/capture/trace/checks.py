@@ -47,7 +47,7 @@ def refuse_out(graph: Graph, *, grad_enabled: bool) -> None:
 
 
 def _tracked_behind(node: Node) -> Node | None:
-    """Follow the first arguments from which a node is made, up to a tracked result; return that, or None."""
+    """Follow the first arguments of nodes back to a tracked result, and return that, or None."""
     value: object = node
     while isinstance(value, Node) and value.target not in TRACKERS:
         value = value.args[0] if value.args and value.target not in _WITHOUT_HISTORY else None

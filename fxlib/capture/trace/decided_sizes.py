@@ -39,13 +39,13 @@ _PARTS: Final[Mapping[Any, str]] = {
     torch.chunk: "chunk",
     torch.unbind: "unbind",
 }
-"""Methods and functions that split a tensor into parts along a dimension, with their names."""
+"""Methods and functions that split a tensor into parts along a dimension, each with the method's name."""
 Place = tuple[str, tuple[tuple[str, Any], ...], Node | None]
 """The argument (empty: the model), the steps from there to what is read, and the node of an argument that has parts."""
 
 
 class DecidedSizes:
-    """Gives the traced values that are computed from sizes of arguments and of the model's tensors."""
+    """Computes traced values that depend only on sizes of arguments and of the model's tensors."""
 
     def __init__(self, samples: Mapping[str, Any], note: Callable[[Place, Any], None]) -> None:
         self._samples, self._note = samples, note

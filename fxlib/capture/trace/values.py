@@ -156,7 +156,7 @@ class StructuredValue(TracedValue):
         return type(self._relied_on())
 
     def _relied_on(self) -> Structure:
-        """Return the structure, by which something is decided; each run then checks it, once."""
+        """Return the structure for a decision by it; each run then checks it, once."""
         if not self._checked:
             self._checked = True
             self.tracer.check_structure(self)
