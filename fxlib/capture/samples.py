@@ -28,7 +28,7 @@ _SINGLETONS = (None, True, False)
 
 
 def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) -> Samples:
-    """Bind samples, given by position or name, and arguments fixed by `concrete_args`, to the forward's parameters.
+    """Bind samples (by position, name or both) and arguments fixed by `concrete_args` to the forward's parameters.
 
     Leading parameters become positional, so that a run may pass them either way.
 

@@ -176,7 +176,7 @@ class _Editor:
         name, line = each.name, each.line
         if name in _OPERANDS:
             observer, operands = _OPERANDS[name]
-            operands += name == "FORMAT_VALUE" and bool(each.argument & 4)  # the format is one, too
+            operands += name == "FORMAT_VALUE" and bool(each.argument & 4)  # the format is an operand as well
             text = (self._name(each),) if name in _NAMED else ()
             yield from self._observe(self._observer(observer), operands, line, *text)
         elif name == "LOAD_SUPER_ATTR":

@@ -377,6 +377,6 @@ def _unfold(
 
 
 def _is_remote_forward(function: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether a `RemoteModule` calls its forward and does no more; with a module on a CUDA device, it does."""
+    """Return whether a `RemoteModule` calls its forward and does nothing else, as it would for a CUDA device."""
     generated = getattr(function, "__name__", "") == "_remote_forward"
     return generated and len(args) >= 3 and torch.device(args[1]).type != "cuda"
