@@ -1,7 +1,7 @@
 """Calls across the step: the next batches' reads travel while this one trains, with the same bits.
 
-What may run ahead is decided by `fxlib.analysis.effects.prologue`. Here are the loop over a loader, the calls that were
-made ahead, and the watch over writes in between.
+`fxlib.analysis.effects.prologue` decides which calls may run ahead. This package has the loop over a loader, the calls
+that were made ahead, and the watch over the writes in between.
 """
 
 from fxlib.pipeline.by_keys import check_keys

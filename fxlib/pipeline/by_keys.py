@@ -1,10 +1,10 @@
-"""Rows that were read ahead by keys: which of them pushes change, and what was read again of them.
+"""Keep track of rows that were read ahead by keys: which of them pushes change, and which were read again.
 
 A contract that names keys says that row i of a result depends on the state of the keys in row i alone, and that a write
-changes the state of its keys alone. So of the rows that were read before a push, those are as they should be that have
-none of its keys. The others are read again behind it, or updated here as the server updates them, and take the places
-of the first. Whether a read and the push of its gradient keep what they declare is tried on the functions themselves;
-how often keys come again is told by batches.
+changes the state of its keys alone. So a row that was read before a push is still correct if the push has a different
+key. The other rows are read again behind the push, or updated here as the server updates them, and replace the rows
+that were read first. `check_keys` tries the functions themselves to see whether a read and the push of its gradient
+keep what they declare; `conflicts` takes from batches how often keys come again.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from fxlib.spec.inputs import Batch
 from fxlib.utils.compare import same_bits
 
 _PUSHES = 3
-"""Pushes that are made one after another: momentum and decay show from the second on."""
+"""Number of pushes that are made one after another: momentum and decay show from the second on."""
 Arguments: TypeAlias = tuple[tuple[Any, ...], Mapping[str, Any]]
 """The positional arguments of a call, and its keyword arguments."""
 
 _SPACE = 1 << 40
-"""Keys from here on are no numbers of rows; each part of a state has as many for itself."""
+"""Number of keys that each part of a state has for itself; no row has a number this large."""
 SAMPLED = 16
-"""One push in so many has a row read again that it does not change, as its contract says: then that is tested."""
+"""Number of pushes for each one that is tested: a row that it does not change by its contract is read again."""
 _Part: TypeAlias = tuple[Any, str | int | None]
-"""A server, and the part of its state."""
+"""A server, and a part of its state."""
 
 
 def check_keys(
     read: Callable[..., torch.Tensor], push: Callable[..., object], setup: Callable[[], tuple[Any, ...]]
 ) -> None:
-    """Try a server's functions, in this process, for what `keys=` says of them.
+    """Check, in this process, that a server's functions do what their `keys=` declares.
 
     >>> fxlib.check_keys(my.ps.lookup, my.ps.push, lambda: (my.ps.reset(), ("users", torch.arange(100)))[1])
 
     Row i of a result has to depend on the keys in row i alone, a push has to change the rows of its keys alone, and a
-    read may change nothing; an update (`with_state=`, `update=`) has to make the same bits as the push. Dense Adam,
-    momentum or decay over all rows, and rows that are drawn as they are first looked up, are found. What the arguments
-    do not show is not: give many keys, of old rows and new ones.
+    read may change nothing; an update (`with_state=`, `update=`) has to make the same bits as the push. The check finds
+    dense Adam, momentum or decay over all rows, and rows that are drawn when they are first looked up. It does not find
+    what the arguments do not show: give many keys, of old rows and new ones.
 
     Args:
         read: a function with `@fxlib.remote(reads=..., keys=...)`.
         push: the function that takes its gradient, with `@fxlib.remote(writes=..., keys=...)`: it is called as
-            `fxlib.push_gradients` does, with the arguments of `read` and a gradient like its result.
-        setup: puts the server's state back to the first one, and returns the arguments of a `read` of four keys or
-            more, all of them different.
+            `fxlib.push_gradients` calls it, with the arguments of `read` and a gradient of the shape of its result.
+        setup: resets the server's state to the initial one, and returns the arguments of a `read` of four or more
+            keys, all different.
 
     Raises:
         ContractError: the functions do not keep what they declare, or declare no keys.
@@ -106,7 +106,7 @@ def _check_update(  # noqa: PLR0917 - what it checks
     gradients: Sequence[torch.Tensor],
     chosen: torch.Tensor,
 ) -> None:
-    """Make pushes on the server and by their update, and compare; one of the keys is named twice."""
+    """Compare pushes made on the server with the same ones made by their update; one of the keys is named twice."""
     read_known, updated = functions.resolve(with_state), functions.resolve(update)
     first = case.begin()
     arguments = case.with_keys(chosen)
@@ -140,7 +140,7 @@ class _Case:
         self.keys = keys
 
     def begin(self, *, read: bool = True) -> torch.Tensor:
-        """Put the state back to the first one; return all rows, if they are to be read."""
+        """Reset the state to the initial one; return all rows, if they are to be read."""
         self._setup()
         return self.read() if read else torch.empty(0)
 
@@ -181,7 +181,7 @@ def _same(one: torch.Tensor, other: torch.Tensor, otherwise: str) -> None:
 
 
 class NotByKeys(Exception):  # noqa: N818 - no error: the call is made behind the push, or by its forward
-    """What was read cannot be put right by rows; its text says why."""
+    """The result of a read cannot be repaired row by row; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +189,9 @@ class Repair:
     """Rows that are read again.
 
     Attributes:
-        rows: for each call with such, by its place in the message, their numbers in its result.
-        sampled: a call, and the place among its rows here, of a row that is known without this; None where there is
-            none.
+        rows: the numbers of these rows in the result of their call, by the call's index in the message.
+        sampled: the call of a row that is known without being read again, and the row's index among the call's rows
+            here; None if there is no such row.
     """
 
     rows: Mapping[int, torch.Tensor]
@@ -202,9 +202,9 @@ class Rows:
     """The rows of the calls of one message, from when it was sent until its forward takes them.
 
     Attributes:
-        changed: numbers of the rows that pushes may have changed since they were read, of all calls one after another,
-            in rising order; empty where there are none.
-        known: what came of each call, its state with it, once it was merged; empty where nothing did.
+        changed: numbers of the rows that pushes may have changed since they were read, counted over all calls in turn,
+            in ascending order; empty if there are none.
+        known: the result of each call with its state, once it was merged; empty if there is none.
     """
 
     def __init__(
@@ -217,13 +217,13 @@ class Rows:
         """Look at the keys of each call.
 
         Args:
-            reads: what is read.
-            calls: the arguments of each.
-            contracts: theirs.
-            origins: of their rows, where these come with their state.
+            reads: the server states that are read.
+            calls: the arguments of each call.
+            contracts: the contract of each call.
+            origins: the origins of the rows, if the rows come with their state.
 
         Raises:
-            NotByKeys: they are no keys that rows can be told apart by.
+            NotByKeys: the keys do not distinguish rows.
         """
         self._reads = reads
         self._calls = calls
@@ -248,18 +248,18 @@ class Rows:
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether reads of them may run beside pushes of the same part."""
+        """Whether reads of these rows may run concurrently with pushes to the same part of the state."""
         return all(each.concurrent for each in self._contracts)
 
     def pushed(self, pushes: Sequence[Push], *, sample: int | None) -> None:
-        """Note which rows change by pushes that are about to be made.
+        """Note which rows the pushes that are about to be made change.
 
         Args:
-            pushes: those of a step.
+            pushes: the pushes of a step.
             sample: a number that chooses a row to be read again although it should not change; None: no row.
 
         Raises:
-            NotByKeys: a push does not tell the keys that it changes.
+            NotByKeys: a push does not say which keys it changes.
         """
         self._sampled = None
         met = [each for each in pushes if meet(self._reads, states_of(each.contract, each.server)[1])]
@@ -278,28 +278,28 @@ class Rows:
             self._sampled = int(others[sample % len(others)])
 
     def may_be_updated(self, updates: Updates) -> bool:
-        """Whether it is known what all pushes of a step make of these rows, and none of them is wrong by now."""
+        """Whether the results of all pushes of a step on these rows are known, and no row is out of date by now."""
         return bool(self._origins) and not len(self.changed) and updates.cover(self._reads, self._origins)
 
     def sample(self, number: int) -> None:
-        """Have a row read again that the pushes that are about to be made do not change, or whose update is known."""
+        """Have a row read again that the next pushes do not change, or whose update is known."""
         self._sampled = number % len(self) if len(self) else None
 
     def updated(self, updates: Updates) -> None:
-        """Take over what the pushes of a step have made of rows."""
+        """Take over the rows as the pushes of a step have changed them."""
         for place, (origin, keys) in enumerate(zip(self._origins, self._keys, strict=True)):
             for rows, known in updates.of(origin, keys):
                 self._repaired.append((Repair(rows={place: rows}), partial(tuple, (known,))))
 
     def blocks(self) -> list[Block]:
-        """Return the rows that its forward had."""
+        """Return the rows that the forward of the message had."""
         if not self.known or {each.made_by for each in self.known} != {numerics()}:
             return []  # this process may compute other bits than the server
         of_calls = zip(self._origins, self._keys, self.known, strict=True)
         return [Block(origin, self._reads, keys, known) for origin, keys, known in of_calls]
 
     def _of_rows(self, of_keys: torch.Tensor) -> torch.Tensor:
-        """Return what holds of any key in a row, from what holds of each key."""
+        """Return for each row whether something holds of any of its keys, given for which keys it holds."""
         if all(each.dim() == 1 for each in self._keys):
             return of_keys
         by_call = of_keys.split([each.numel() for each in self._keys])
@@ -311,7 +311,7 @@ class Rows:
         )
 
     def to_read_again(self) -> tuple[Repair, list[tuple[int, Arguments]]] | None:
-        """Return the rows that are to be read again, and the calls that read them, by their places; None: no rows."""
+        """Return the rows to read again, and the calls that read them with their indices; None if there are no rows."""
         wanted = self.changed
         if self._sampled is not None:
             wanted = torch.cat([wanted, torch.tensor([self._sampled])]).sort().values
@@ -335,31 +335,31 @@ class Rows:
         return Repair(rows=rows, sampled=sampled), calls
 
     def read_again(self, repair: Repair, results: Callable[[], Sequence[Any]]) -> None:
-        """Note that rows are as they should be again.
+        """Note that rows are correct again.
 
         Args:
-            repair: which.
-            results: returns those of its calls, or raises.
+            repair: the rows.
+            results: returns the results of the calls that read them, or raises.
         """
         self.changed, self._sampled = _NONE, None
         self._repaired.append((repair, results))
 
     def forget(self) -> None:
-        """Forget what was read, and what of it has changed: all is to be read anew."""
+        """Forget the rows that were read, and which of them have changed, so that all are read anew."""
         self.changed, self._sampled = _NONE, None
         self._repaired.clear()
 
     @property
     def is_merged(self) -> bool:
-        """Whether what came is not yet the results."""
+        """Whether the answers have to be merged before they are the results of the calls."""
         return bool(self._repaired or self._origins)
 
     def merged(self, results: Sequence[Any]) -> list[Any]:
         """Return the results of the calls, with the rows that were read again in their places.
 
         Raises:
-            NotByKeys: a result has other rows than its keys.
-            KeysBroken: a row has changed that no push was to change, or otherwise than its update says.
+            NotByKeys: the rows of a result do not match its keys.
+            KeysBroken: a row has changed that no push was meant to change, or it differs from its update.
             Exception: reading again failed.
         """
         found = [_as_known(each) for each in results]
@@ -382,7 +382,7 @@ class Rows:
 
 
 class _Keys:
-    """Keys one after another, each in the space of the part of the state that it is of."""
+    """A sequence of keys, each in the number space of its part of the state."""
 
     def __init__(self, spaces: Sequence[int], keys: Sequence[torch.Tensor]) -> None:
         self._alone = torch.cat([each.reshape(-1).to(torch.int64) for each in keys])
@@ -394,7 +394,7 @@ class _Keys:
         self._spaces, self._sizes = spaces, [each.numel() for each in keys]
 
     def told(self, *, apart: bool) -> torch.Tensor:
-        """Return the keys; apart: those of different parts differ."""
+        """Return the keys; with `apart`, keys of different parts differ."""
         if not apart:
             return self._alone
         if self._apart is None:
@@ -404,7 +404,7 @@ class _Keys:
 
 
 class KeysBroken(Exception):  # noqa: N818 - becomes an error of the call, which has its name
-    """A row is not as contracts have it behind a push; its argument is the place of the call in its message."""
+    """A row after a push contradicts the contracts; the argument is the index of the call in its message."""
 
 
 _NONE = torch.empty(0, dtype=torch.int64)
@@ -414,7 +414,7 @@ def keys_in(contract: Contract, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     """Return the keys of a call.
 
     Raises:
-        NotByKeys: rows cannot be told apart by them.
+        NotByKeys: the keys do not distinguish rows.
     """
     found = contract.keys_of(args, kwargs)
     if not isinstance(found, torch.Tensor) or found.layout is not torch.strided or found.device.type != "cpu":
@@ -442,7 +442,7 @@ def _with_keys(contract: Contract, call: Arguments, keys: torch.Tensor) -> Argum
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what the program cannot write to before the push."""
+    """Return a copy of a tensor, which the program cannot write to before the push."""
     return tensor.clone()
 
 
@@ -472,12 +472,12 @@ def conflicts(module: CapturedModule, batches: Sequence[Batch], *, depth: int) -
 
     Args:
         module: the captured module, before any pass.
-        batches: those of a loop, which come in turn.
+        batches: the batches of a loop, in order.
         depth: number of batches that are pulled before their step.
 
     Raises:
-        NotByKeys: what a call sends has no keys that rows can be told apart by.
-        Exception: whatever the local work raises that makes the arguments of calls.
+        NotByKeys: a call sends no keys that distinguish rows.
+        Exception: whatever the local work that makes the arguments of calls raises.
     """
     program = Program(module)
     with torch.no_grad():
@@ -499,7 +499,7 @@ def conflicts(module: CapturedModule, batches: Sequence[Batch], *, depth: int) -
 
 
 def _keys_of(program: Program, batch: Batch) -> dict[str, tuple[_Part, torch.Tensor]]:
-    """Return part and keys of each call of a batch that is read by keys, by its name."""
+    """Return the part of the state and the keys of each call of a batch that is read by keys, by the call's name."""
     arguments = program.arguments(program.values(batch.inputs, batch.kwargs))
     found: dict[str, tuple[_Part, torch.Tensor]] = {}
     for call, (to, _, args, kwargs, _) in zip(program.calls, arguments, strict=True):

@@ -1,4 +1,4 @@
-"""Which of several exact ways is fastest in this loop, measured as it runs: only its servers know what takes time."""
+"""Choose the fastest of several exact ways to make reads, measured while the loop runs on its own servers."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from typing_extensions import override
 from fxlib.analysis.effects.prologue import Way
 
 _RUN = 5
-"""Steps that are made one way before the next is tried, besides those that find what another way has left."""
+"""Number of steps that one way is tried for, besides the steps that still have batches read by the way before."""
 _ROUNDS = 2
-"""Runs of each way before one is chosen."""
+"""Number of runs of each way before one is chosen."""
 _HOPELESS = 1.2
-"""A way whose median step is so many times the shortest is tried but once."""
+"""Ratio to the shortest median step from which on a way is tried only once."""
 _STEPS = 500
-"""Steps that the way that was chosen has, before all are tried again: loops change."""
+"""Number of steps with the chosen way before all ways are tried again, because loops change."""
 
 
 class Choice(Protocol):
     """Decides how the next step's reads are made.
 
     Attributes:
-        way: how; None: each forward makes its own.
+        way: the way; None: each forward makes its own reads.
     """
 
     way: Way | None
 
     def offer(self, ways: Sequence[Way]) -> None:
-        """Let the choice be among these ways, the first of which is tried first, and none.
+        """Choose from now on among these ways and no way at all; the first one is tried first.
 
         Args:
-            ways: those of a graph's calls.
+            ways: the ways in which a graph's calls can be made ahead.
         """
 
     def loop_began(self, depth: int) -> None:
-        """Note that what comes before the next end of a step is more than a step.
+        """Note that a loop began, so the time until the next end of a step is more than a step's.
 
         Args:
             depth: number of batches that are fetched before their step.
@@ -50,7 +50,7 @@ class Choice(Protocol):
 
 
 class InTurn(Choice):
-    """Has each step made in another way, so that a few steps show all of them."""
+    """Uses another way in each step, so that a few steps show all of them."""
 
     def __init__(self) -> None:
         self._ways: deque[Way | None] = deque([None])
@@ -68,12 +68,12 @@ class InTurn(Choice):
 
 
 class MeasuredChoice(Choice):
-    """Tries the ways in turn, and keeps to what has the shortest median step."""
+    """Tries the ways in turn, and keeps the one with the shortest median step."""
 
     def __init__(self) -> None:
         self._ways: tuple[Way | None, ...] = (Way.NOTHING_WRITTEN, None)
         self._depth = 1
-        """Number of steps that find what the way before has left."""
+        """Number of steps that still have batches read by the previous way."""
         self._last_s: float | None = None
         self._begin()
 
@@ -113,7 +113,7 @@ class MeasuredChoice(Choice):
         self.way = self._ways[0]
 
     def _next(self) -> None:
-        """Begin the next run; behind the last, the steps of the way that was fastest."""
+        """Begin the next run; after the last, begin the steps with the fastest way."""
         self._step = 0
         if self._runs:
             self.way = self._runs[0]

@@ -1,4 +1,4 @@
-"""Pushes of a step that stay in flight across it: who settles them, and where what one of them raises is told."""
+"""Leave the pushes of a step in flight across its end: who settles them, and where an exception of one is raised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fxlib.runtime.ops.record import current_recording
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Left:
-    """Pushes in flight of a step, by its number, and what they write, as a watch has it."""
+    """Pushes in flight, the number of their step, and their writes as a watch knows them."""
 
     pushes: PushesInFlight
     step: int
@@ -24,7 +24,7 @@ class _Left:
 
 
 class LeavesPushes(ABC):
-    """The half of what is ahead of a module that leaves the pushes of a step in flight, until anything could tell."""
+    """The part of `ModuleAhead` that leaves the pushes of a step in flight until the program could notice."""
 
     def __init__(self) -> None:
         self._leaving = 0
@@ -34,7 +34,7 @@ class LeavesPushes(ABC):
         self._left: _Left | None = None
         """The pushes that were sent and not waited for."""
         self._unraised: Exception | None = None
-        """What such a push raised where nobody could be told."""
+        """The exception of a push that was left in flight, if it could not be raised yet."""
         self._others_writes: list[object] = []
         """The writes that were in flight before the pushes of this step."""
         self._pushing: int | None = None
@@ -45,11 +45,11 @@ class LeavesPushes(ABC):
 
     @abstractmethod
     def drop(self) -> None:
-        """Forget all that was fetched: the servers may hold other values."""
+        """Forget all results that were fetched, since the servers may hold other values."""
 
     @abstractmethod
     def pushing(self) -> None:
-        """Update rows that were read ahead as the servers update them, while pushes are under way."""
+        """Update rows that were read ahead as the servers update them, while pushes are in flight."""
 
     @abstractmethod
     def _step_pushed(self) -> None:
@@ -58,7 +58,7 @@ class LeavesPushes(ABC):
     @property
     @abstractmethod
     def _several_trainers(self) -> bool:
-        """Whether other processes write to the servers, too, in an order that this one does not see."""
+        """Whether other processes also write to the servers, in an order that this one does not see."""
 
     @abstractmethod
     def _waiting(self) -> Iterable[Request]:
@@ -66,11 +66,14 @@ class LeavesPushes(ABC):
 
     @property
     def may_leave_pushes(self) -> bool:
-        """Whether `push_gradients` may return before pushes were answered; other trainers' are ordered with them."""
+        """Whether `push_gradients` may return before its pushes are answered.
+
+        With several trainers it may not, since the others' pushes are ordered with them.
+        """
         return self._leaving > 0 and not self._several_trainers
 
     def left(self, pushes: PushesInFlight) -> None:
-        """Note that the pushes of a step were sent, and will be waited for by `settle_pushes`."""
+        """Note that the pushes of a step were sent; `settle_pushes` will wait for them."""
         self.pushing()
         self._pushing = None
         writes = [each for each in WATCH.in_flight if each not in self._others_writes]
@@ -81,7 +84,7 @@ class LeavesPushes(ABC):
         """Wait for pushes that were left in flight.
 
         Raises:
-            Exception: what one of them raises, with a note that names its step.
+            Exception: whatever one of them raises, with a note that names its step.
         """
         if self._left is None and self._unraised is None:
             return
@@ -105,13 +108,13 @@ class LeavesPushes(ABC):
                     each.rides = False
 
     def calls(self) -> None:
-        """Settle pushes in flight, before this process makes a remote call that is none of these, and none ahead."""
+        """Settle pushes in flight, before this process makes any remote call other than pushes and calls ahead."""
         if self._left is not None and self._making != get_ident() and self._pushing != get_ident():
             self.settle_pushes()
 
     @contextmanager
     def _own_calls(self) -> Iterator[None]:
-        """Make calls beside which pushes may be in flight."""
+        """Return a context for calls of our own, which need not wait for pushes in flight."""
         self._making = get_ident()
         try:
             yield

@@ -1,6 +1,6 @@
-"""The loop's own batches, in their order, with the next ones' calls on their way.
+"""Yield the loop's own batches, in their order, while the calls of the next ones are in flight.
 
-A batch is pulled before the loop asks for it where nothing can tell; what a pull brought is kept until it does.
+A batch is pulled before the loop asks for it if nobody can notice; the result of a pull is kept until the loop asks.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ B = TypeVar("B")
 _SAMPLERS = (data.RandomSampler, data.SequentialSampler, data.DistributedSampler, data.SubsetRandomSampler)
 """Samplers that draw, if at all, when their iterator is made."""
 Inputs = Callable[[Any], Any]
-"""From a batch to the arguments of the module: a tuple, a dict of them by name, a `fxlib.Batch`, or a single one."""
+"""A function that maps a batch to the module's arguments: a tuple, a dict by name, a `fxlib.Batch`, or a single one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Pulled(Generic[B]):
-    """What one `next` of the loader brought: a batch, or the exception in its place, StopIteration among them."""
+    """The result of one `next` of the loader: a batch, or the exception raised instead, which may be StopIteration."""
 
     batch: B | None = None
     error: Exception | None = None
     entry: Any = None
-    """What was made ahead for the batch; None where that is nothing."""
+    """The calls that were made ahead for the batch; None if there are none."""
     was_tried: bool = False
     """Whether anybody has tried to make calls for it."""
 
@@ -47,7 +47,7 @@ class _Pulled(Generic[B]):
 def _why_not_ahead(loader: object) -> str:
     """Return why the batches of a loader may not be pulled before the loop asks for them; empty if they may.
 
-    They may where a pull can neither draw from this process's generators nor read what the loop changes.
+    They may if a pull can neither draw from this process's generators nor read anything that the loop changes.
     """
     if isinstance(loader, (list, tuple, range)):
         return ""
@@ -76,10 +76,11 @@ class _Puller(Generic[B]):
         self.ahead = ahead
 
     def pull(self, *, early: bool = False) -> _Pulled[B]:
-        """Return what the iterator brings next.
+        """Return the iterator's next batch or exception.
 
         Args:
-            early: before the loop asks for it. If that draws from a generator, it was the last time.
+            early: whether this happens before the loop asks for it. Once an early pull draws from a generator, no
+                further batch is pulled early.
         """
         before = _generators() if early and self._may_draw else None
         try:
@@ -116,31 +117,34 @@ def pipeline(
     defer_pushes: bool = False,
     trainers: int | None = None,
 ) -> Pipeline[B]:
-    """Yield a loader's batches, and make the declared reads of the next ones while the loop works on this one.
+    """Yield a loader's batches, and make the declared reads of the next ones while the loop works on the current one.
 
     >>> for dense, sparse, labels in fxlib.pipeline(loader, module):
     ...     loss = criterion(module(dense, sparse), labels)
 
     The batches are the loader's own objects, in its order. Outputs, gradients and the servers' state are those of the
-    plain loop, bit for bit. With a module that was not captured, it only yields.
+    plain loop, bit for bit. With a module that was not captured, the function only yields the batches.
 
     Args:
-        loader: whatever a `for` takes.
+        loader: any iterable.
         module: the module that the loop calls with the batches, or a function that returns the one in use.
-        inputs: from a batch to the arguments of the module. By default a `fxlib.Batch` has them; of a dict, the module
-            gets the entries that its forward names, of a tuple or list, as many of the first as its forward takes.
+        inputs: a function that maps a batch to the arguments of the module. By default, a `fxlib.Batch` has them; a
+            dict gives the entries that the module's forward names; a tuple or list gives as many of its first items as
+            the forward takes.
         depth: number of batches that are pulled before the loop asks for them.
         memory_bytes: limit on what these batches and their results hold; a batch is fetched ahead only within it.
-        ahead: batches may be pulled early, whatever the loader: it draws from no generator of this process, and reads
-            nothing that the loop changes.
-        defer_pushes: `push_gradients` returns before the servers have answered. They have before the next forward's
-            first result, any other remote call of this process, `state_dict` of the module or the pipeline, the next
-            `push_gradients`, and the end of the loop: there a failed push is raised, with a note that names its step.
-        trainers: number of processes that write to the servers. With several, reads of what pushes write stay in their
-            step. By default the ranks of the process group count, and RPC workers that the module does not call.
+        ahead: whether batches may be pulled early, whatever the loader is: the caller states that it draws from no
+            generator of this process, and reads nothing that the loop changes.
+        defer_pushes: whether `push_gradients` returns before the servers have answered. They have answered before the
+            next forward's first result, any other remote call of this process, `state_dict` of the module or the
+            pipeline, the next `push_gradients`, and the end of the loop: a failed push is raised there, with a note
+            that names its step.
+        trainers: number of processes that write to the servers. If there are several, reads of states that pushes write
+            stay in their step. By default, the ranks of the process group count, and RPC workers that the module does
+            not call.
 
     Raises:
-        FxlibError: `depth` or `trainers` is less than 1, or `module` is no module.
+        FxlibError: `depth` or `trainers` is less than 1, or `module` is not a module.
     """
     return Pipeline(
         loader,
@@ -155,10 +159,10 @@ def pipeline(
 
 
 class Pipeline(Generic[B]):
-    """What `pipeline` returns: each `iter` of it is one epoch.
+    """The iterable that `pipeline` returns; each `iter` of it is one epoch.
 
     Attributes:
-        why_not_ahead: why batches are not pulled before the loop asks for them; empty where they are.
+        why_not_ahead: why batches are not pulled before the loop asks for them; empty if they are.
         taken: number of calls so far whose results were fetched ahead and taken.
         unused: number of calls so far that were made ahead in vain.
     """
@@ -195,7 +199,7 @@ class Pipeline(Generic[B]):
         self._defer_pushes = defer_pushes
         self._trainers = trainers
         self._used: dict[ModuleAhead, list[_Pulled[B]]] = {}
-        """What is made ahead for each module of the epoch, and for which batches."""
+        """The modules of the epoch for which calls are made ahead, each with the batches of these calls."""
         self.why_not_ahead = "" if ahead else _why_not_ahead(loader)
         self.taken = self.unused = 0
         self._state: Any = None
@@ -204,7 +208,7 @@ class Pipeline(Generic[B]):
         self._names: list[str] = []
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch, where the loader knows it."""
+        """Return the number of batches of an epoch, if the loader knows it."""
         loader: Any = self._loader
         return len(loader)
 
@@ -213,11 +217,11 @@ class Pipeline(Generic[B]):
         return self._epoch(_Puller(self._loader, ahead=not self.why_not_ahead))
 
     def state_dict(self) -> Any:
-        """Return the loader's state as of the last batch that was yielded, its pushes answered.
+        """Return the loader's state as of the last batch that was yielded, after its pushes were answered.
 
         Raises:
             FxlibError: the loader has no state.
-            Exception: what a push that was left in flight raises.
+            Exception: whatever a push that was left in flight raises.
         """
         for each in self._used:
             each.settle_pushes()
@@ -278,7 +282,7 @@ class Pipeline(Generic[B]):
                 ahead.taken = ahead.unused = 0
 
     def _fetch(self, queue: Iterable[_Pulled[B]], used: dict[ModuleAhead, list[_Pulled[B]]]) -> None:
-        """Make calls for the batches that were pulled, as far as the memory goes."""
+        """Make calls for the batches that were pulled, as far as the memory limit allows."""
         module = captured_in(self._current_module())
         if module is None:
             return
@@ -326,7 +330,7 @@ class Pipeline(Generic[B]):
         return (given,), {}
 
     def _parameters(self, module: CapturedModule) -> list[str]:
-        """Return the names of what a module's forward takes: read once, since reading them takes as long as a call."""
+        """Return the names of a forward's parameters, read only once because reading them takes as long as a call."""
         forward = module._program.generated
         if forward is not self._forward:
             codegen = module.graph._codegen

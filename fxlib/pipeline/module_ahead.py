@@ -1,4 +1,4 @@
-"""What was made ahead for one module: for which tensors, and what its forwards take of it."""
+"""Keep the calls that were made ahead for one module: for which tensors, and which of them its forwards take."""
 
 from __future__ import annotations
 
@@ -37,25 +37,26 @@ from fxlib.runtime.tracking.flow_control import FlowControl
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 
 MOST_AHEAD = 64
-"""Number of batches of which something is kept at most; the oldest is forgotten for a further one."""
+"""Maximum number of batches for which anything is kept; a further one replaces the oldest."""
 
 
 MOST_BLOCKS = 4096
-"""Number of results whose rows are kept until the next push."""
+"""Maximum number of results whose rows are kept until the next push."""
 MOST_IN_VAIN = 3
-"""Number of times in a row that a read is made in vain before it is left to its forward: a loop may push by itself."""
+"""Number of times in a row that a read is wasted before it is left to its forward: a loop may push by itself."""
 
 
 def prefetch(module: nn.Module, *inputs: Any, **kwargs: Any) -> bool:
     """Make the calls of a later `module(*inputs, **kwargs)` that may run ahead of it.
 
-    For programs that own their loop; others use `fxlib.pipeline`. That forward takes the results if it is called with
-    these very tensors, unchanged. Reads of what pushes write leave with the next `fxlib.push_gradients(module)`.
+    This is for programs that own their loop; others use `fxlib.pipeline`. The later forward takes the results if it is
+    called with these very tensors, unchanged. Reads of states that pushes write leave with the next
+    `fxlib.push_gradients(module)`.
 
     Args:
-        module: a captured module, original or rewritten. Of any other nothing is fetched.
-        inputs: of the forward to come.
-        kwargs: of the forward to come.
+        module: a captured module, original or rewritten. Nothing is fetched for any other module.
+        inputs: the positional arguments of the later forward.
+        kwargs: the keyword arguments of the later forward.
 
     Returns:
         Whether any call was made, or will be made behind the next push.
@@ -70,7 +71,7 @@ def captured_in(module: nn.Module) -> CapturedModule | None:
 
 
 def ahead_of(module: CapturedModule) -> ModuleAhead:
-    """Return what is made ahead for a module."""
+    """Return the `ModuleAhead` of a module."""
     found = module._fxlib.ahead
     if not isinstance(found, ModuleAhead):
         found = module._fxlib.ahead = ModuleAhead(module)
@@ -78,14 +79,14 @@ def ahead_of(module: CapturedModule) -> ModuleAhead:
 
 
 class Entry:
-    """What was made ahead for one batch.
+    """The requests that were made ahead for one batch.
 
     Attributes:
-        program: the prologue that made it.
+        program: the prologue that made them.
         requests: one for each call of the program.
-        was_taken: whether a forward has taken it.
-        is_due: whether the loop has its batch, so that a forward that does not fit is worth telling of.
-        why_not: why the last forward did not take it while it was due; empty where there was none.
+        was_taken: whether a forward has taken the entry.
+        is_due: whether the loop has the batch, so that a forward that does not fit is worth a warning.
+        why_not: why the last forward did not take the entry while it was due; empty if there was no such forward.
     """
 
     def __init__(self, program: Program, noted: Sequence[Noted | None], requests: Sequence[Request | None]) -> None:
@@ -104,7 +105,7 @@ class Entry:
 
 
 class ModuleAhead(LeavesPushes):
-    """Everything that was made ahead for one module: implements `fxlib.runtime.ahead.Ahead`."""
+    """All calls that were made ahead for one module; implements `fxlib.runtime.ahead.Ahead`."""
 
     def __init__(self, module: CapturedModule) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ class ModuleAhead(LeavesPushes):
         self._programs: dict[int, Program] = {}
         self._entries: deque[Entry] = deque()
         self._current: Entry | None = None
-        """What the forward that runs has been given."""
+        """The entry that was given to the running forward."""
         self._loops = 0
         """Number of pipelines that are open over the module."""
         self._flow_controls: dict[tuple[int | None, int | None], FlowControl] = {}
@@ -120,13 +121,13 @@ class ModuleAhead(LeavesPushes):
         self._is_distributed = False
         """Whether a forward ran in a context of distributed autograd."""
         self._ran: CapturedModule | None = None
-        """The module whose graph has run since a batch was last looked at."""
+        """The module whose graph has run since the last batch was examined."""
         self._grad_enabled: bool | None = None
         """Grad mode of the last forward; None before the first."""
         self._steps = 0
         """Number of batches whose step was over since the last push."""
         self._period: int | None = None
-        """Number of batches for each push, of late; None before the first push."""
+        """Number of batches for each push, as last observed; None before the first push."""
         self._pushes = 0
         """Number of steps whose pushes were made."""
         self._trainers = Trainers()
@@ -135,13 +136,13 @@ class ModuleAhead(LeavesPushes):
         self._not_by_keys: dict[Node, str] = {}
         """Calls that are no longer repaired row by row, and why."""
         self._without_state: set[Node] = set()
-        """Calls whose rows are not read with their state any more."""
+        """Calls whose rows are no longer read with their state."""
         self._blocks: list[Block] = []
         """The rows that forwards had since the last push, as the servers have them."""
         self._updates: Updates | None = None
-        """What the pushes that were made last make of rows, as far as that is known."""
+        """The known results of the last pushes on rows; None if nothing is known."""
         self._in_vain: dict[Node, int] = {}
-        """How often in a row what a call read was written before a forward took it, by its node."""
+        """Number of times in a row that a call's read was overwritten before a forward took it, by the call's node."""
         self.taken = self.unused = 0
         """Number of calls whose result a forward has taken, and of those that were made and not taken."""
 
@@ -149,7 +150,7 @@ class ModuleAhead(LeavesPushes):
         return None  # what was fetched is for forwards of the module that was copied
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
-        """Make what may be made now of a later forward's calls; None where that is nothing, and will be."""
+        """Make the calls of a later forward that may be made now; return None if none can be made now or later."""
         if not self._loops:
             self._trainers.loop_began(servers_of(self._module), None)
         program = None if self._is_distributed else self._program_for(args, kwargs)
@@ -163,7 +164,7 @@ class ModuleAhead(LeavesPushes):
             noted = program.noted(values)
             with torch.no_grad(), self._limits(program):
                 found = program.arguments(values)
-        except Exception:  # noqa: BLE001 - its forward raises it, in its place
+        except Exception:  # noqa: BLE001 - its forward raises it where the program expects it
             return None
         requests = [
             Request(
@@ -187,7 +188,7 @@ class ModuleAhead(LeavesPushes):
         return entry
 
     def expire(self, entry: Entry) -> None:
-        """Forget what was made for a batch whose step is over."""
+        """Forget the calls that were made for a batch whose step is over."""
         if entry not in self._entries:
             return
         self._entries.remove(entry)
@@ -198,12 +199,12 @@ class ModuleAhead(LeavesPushes):
         self._rest()
 
     def open(self, depth: int, *, leaves_pushes: bool = False, trainers: int | None = None) -> None:
-        """Begin to watch what this process writes: a loop has begun.
+        """Begin to watch the writes of this process, because a loop has begun.
 
         Args:
             depth: number of batches ahead of their step.
             leaves_pushes: whether `push_gradients` returns before pushes were answered.
-            trainers: number of processes that write to the servers; None where nobody has said.
+            trainers: number of processes that write to the servers; None if the program has not said.
         """
         self._trainers.loop_began(servers_of(self._module), trainers)
         self.settle_pushes()
@@ -215,7 +216,7 @@ class ModuleAhead(LeavesPushes):
         WATCH.add(self, {})
 
     def choose_by(self, kind: type[MeasuredChoice | InTurn]) -> None:
-        """Have ways chosen by another kind of choice from now on; one of the same kind stays."""
+        """Use this kind of choice from now on; a present choice of the same kind stays."""
         if type(self._choice) is kind:
             return
         choice = self._choice = kind()
@@ -224,7 +225,7 @@ class ModuleAhead(LeavesPushes):
         choice.loop_began(self._depth)
 
     def close(self, *, leaves_pushes: bool = False) -> None:
-        """Undo `open`. What a push in flight raises is kept for the next chance to raise it."""
+        """Undo `open`. An exception of a push in flight is kept until it can be raised."""
         try:
             self.settle_pushes()
         except Exception as error:  # noqa: BLE001 - a loop that is left by `break` raises nothing
@@ -237,11 +238,11 @@ class ModuleAhead(LeavesPushes):
 
     @property
     def result_bytes(self) -> int:
-        """Size of the results for one batch, as far as forwards have seen it."""
+        """Size in bytes of the results for one batch, as far as forwards have observed it."""
         return max((sum(each.sizes.values()) for each in self._programs.values()), default=0)
 
     def passed(self, entry: Entry | None) -> None:
-        """Note that the step of a loop's batch is over, for which something was made, or nothing."""
+        """Note that the step of a loop's batch is over; `entry` has the calls that were made ahead for it, if any."""
         self._steps += 1
         self._batches += 1
         if self._period is None:
@@ -250,7 +251,7 @@ class ModuleAhead(LeavesPushes):
             self.expire(entry)
 
     def withdraw(self, entries: Iterable[Entry]) -> None:
-        """Forget what was made for batches that the loop will not see, and leave nothing of it in flight."""
+        """Forget the calls that were made for batches that the loop will not see, and leave none of them in flight."""
         for entry in entries:
             if entry in self._entries:
                 self._entries.remove(entry)
@@ -260,13 +261,13 @@ class ModuleAhead(LeavesPushes):
         self._rest()
 
     def settle(self) -> None:
-        """Wait for all that is in flight, and forget it: another graph runs from now on."""
+        """Wait for all calls in flight, and forget them, because another graph runs from now on."""
         self.settle_pushes()
         self.withdraw(list(self._entries))
         self._forget_blocks()
 
     def drop(self) -> None:
-        """Forget all that was fetched: the servers may hold other values."""
+        """Forget all results that were fetched, since the servers may hold other values."""
         self._pushing = None
         self._forget_blocks()
         for entry in self._entries:
@@ -274,7 +275,7 @@ class ModuleAhead(LeavesPushes):
                 each.drop()
 
     def written(self, states: frozenset[ServerState]) -> None:
-        """Forget what was read of states that a call is about to write, unless that is one of this step's pushes."""
+        """Forget reads of states that a call is about to write, unless the call is one of this step's pushes."""
         own = self._pushing is not None and self._pushing == get_ident()
         if not own:
             self._blocks = [each for each in self._blocks if not meet(each.reads, states)]
@@ -290,7 +291,7 @@ class ModuleAhead(LeavesPushes):
         self._in_vain[request.call.node] = self._in_vain.get(request.call.node, 0) + 1
 
     def synchronized(self) -> None:
-        """Forget all that was fetched, as often in vain as another process may have written."""
+        """Forget all results that were fetched, since another process may have written; count them as wasted."""
         self._forget_blocks()
         for entry in self._entries:
             for each in entry.waiting:
@@ -298,12 +299,12 @@ class ModuleAhead(LeavesPushes):
                     self._made_in_vain(each)
                     each.drop()
 
-    # What `fxlib.runtime` asks.
+    # The methods below are called by `fxlib.runtime`.
 
     def over(
         self, module: Any, generated: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[..., Any]:
-        """Return a forward in which results that were fetched for these very arguments stand for calls."""
+        """Return a forward in which results that were fetched for these very arguments replace calls."""
         self._grad_enabled = torch.is_grad_enabled()
         self._ran = module
         found = self._matching(module, args, kwargs) if self._entries else None
@@ -334,7 +335,7 @@ class ModuleAhead(LeavesPushes):
         self._rest()
 
     def _keep_rows(self, request: Request) -> None:
-        """Keep the rows that a forward had, for what the push of their gradient makes of them."""
+        """Keep the rows that a forward had, so that the push of their gradient can be computed on them."""
         if request.rows is None or request.state is not State.TAKEN:
             return
         blocks = request.rows.blocks()
@@ -344,7 +345,7 @@ class ModuleAhead(LeavesPushes):
             self._blocks += blocks
 
     def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
-        """Return the reads that may travel with the pushes that are made next."""
+        """Return the reads that may travel with the next pushes."""
         travelling: list[Travels] = []
         if self._several_trainers:
             self._trainers.tell()
@@ -362,7 +363,7 @@ class ModuleAhead(LeavesPushes):
         return riders_of(travelling)
 
     def pushing(self) -> None:
-        """Update rows that were read ahead as the servers update them, while pushes are under way."""
+        """Update rows that were read ahead as the servers update them, while pushes are in flight."""
         waiting = [each for _, entry in self._to_come() for each in entry.waiting if each.is_updated]
         if not waiting and not self._leaving:
             return
@@ -377,7 +378,7 @@ class ModuleAhead(LeavesPushes):
             each.updated(self._updates)
 
     def pushed(self) -> None:
-        """Note that the pushes of a step were made, and make the reads that had to come behind them."""
+        """Note that the pushes of a step were made, and make the reads that had to wait for them."""
         self.pushing()
         self._forget_blocks()
         self._pushing = None
@@ -390,7 +391,7 @@ class ModuleAhead(LeavesPushes):
         if self._loops:
             self._choice.step_ended()
         self._period = self._steps_of_push
-        self._steps = -1 if self._loops else 0  # of a loop, this step is still to end
+        self._steps = -1 if self._loops else 0  # in a loop, this step has not ended yet
 
     @property
     def _several_trainers(self) -> bool:
@@ -400,14 +401,14 @@ class ModuleAhead(LeavesPushes):
         return (each for entry in (self._current, *self._entries) if entry is not None for each in entry.waiting)
 
     def _to_come(self) -> Iterator[tuple[int, Entry]]:
-        """Yield each batch, behind the number of a loop's batches that come before it, that of this step left out."""
+        """Yield each batch after the number of the loop's batches that precede it; this step's batch does not count."""
         place = 0
         for entry in self._entries:
             yield place, entry
             place += not entry.is_due
 
     def _make(self, entry: Entry, place: int, *, pushed: bool) -> None:
-        """Make the calls of a batch that need not wait for a push, `place` forwards from now."""
+        """Make the calls of a batch that need not wait for a push; its forward comes after `place` others."""
         left = self._left
         with self._limits(entry.program), self._own_calls():
             for each in entry.waiting:
@@ -423,7 +424,7 @@ class ModuleAhead(LeavesPushes):
                     again.make()
 
     def _may_leave(self, request: Request, place: int, *, pushed: bool) -> bool:
-        """Whether a call need not wait for a push, nor be left to its forward since others keep writing."""
+        """Whether a call need not wait for a push, and need not be left to its forward because others keep writing."""
         waits = request.is_behind_push and (request.rows is None or self._several_trainers)
         if waits and not self._is_free(place, pushed=pushed):
             return False
@@ -432,7 +433,7 @@ class ModuleAhead(LeavesPushes):
     def _is_free(self, place: int, *, pushed: bool) -> bool:
         """Whether no push is expected before the forward that comes after `place` others.
 
-        A wrong guess costs a read that is made in vain: each push has its reads made anew.
+        A wrong guess costs a wasted read, since the reads are made again at each push.
         """
         if self._several_trainers:
             return False
@@ -444,7 +445,7 @@ class ModuleAhead(LeavesPushes):
 
     @property
     def _steps_of_push(self) -> int:
-        """Number of batches that a push which is made now is for."""
+        """Number of batches that a push made now covers."""
         return max(1, self._steps + bool(self._loops))
 
     def _matching(
@@ -507,15 +508,15 @@ class ModuleAhead(LeavesPushes):
         return FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
 
     def _may_be_taken(self, request: Request) -> bool:
-        """Whether a forward may have the result: of a read that travels with pushes in flight, it shows later."""
+        """Whether a forward may have the result; for a read that travels with pushes in flight, this shows later."""
         return request.state is State.IN_FLIGHT or (
             self._left is not None and request.rides and request.state is State.PARKED
         )
 
     def _program_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program | None:
-        """Return the prologue of the graph that a forward with these arguments would run; None if that is none.
+        """Return the prologue of the graph that a forward with these arguments would run; None if there is none.
 
-        Its forward checks the guards. So they are not checked here where the only graph there is has just run.
+        The forward checks the guards. So they are not checked here if the module's only graph has just run.
         """
         main, ran = self._module, self._ran
         self._ran = None
@@ -534,7 +535,7 @@ class ModuleAhead(LeavesPushes):
 
     @contextmanager
     def _limits(self, program: Program) -> Iterator[None]:
-        """Be outside of any forward, under the graph's own limits on what is in flight."""
+        """Return a context outside of any forward, with the graph's own limits on calls in flight."""
         outer, THREAD.forward = THREAD.forward, ForwardContext()
         if program.limits is not None:
             THREAD.forward.flow_control = self._flow_control(program.limits)
@@ -566,7 +567,7 @@ def _stand_in(
     found: Mapping[int, tuple[Request, Sequence[int]]],
     taken: Callable[[tuple[Request, Sequence[int]]], Any],
 ) -> Callable[..., Any]:
-    """Return what runs in the place of an operator: the forward is straight-line code, so its uses come in order."""
+    """Return a function that replaces an operator: the forward is straight-line code, so its uses come in order."""
     place = -1
     blocks = operator is operators.remote_call
 
@@ -584,7 +585,7 @@ def _stand_in(
 
 
 def _is_due(entry: Entry) -> bool:
-    """Whether a forward may be the one that an entry is for; a batch may hold the tensors of the one before it."""
+    """Whether an entry may be for the current forward; a batch may hold the tensors of the one before it."""
     return entry.is_due
 
 
@@ -593,7 +594,7 @@ def _is_hashable(value: object) -> bool:
 
 
 def _modes() -> tuple[object, ...]:
-    """Return what decides, besides the arguments, what local work makes of them."""
+    """Return the settings that, besides its arguments, decide the results of local work."""
     return (
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_enabled("cuda"),

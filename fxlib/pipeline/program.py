@@ -1,4 +1,4 @@
-"""The prologue of a graph as a function: from the arguments of a forward to those of the calls that may run ahead."""
+"""Run the prologue of a graph as a function from a forward's arguments to those of the calls that may run ahead."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from fxlib.spec.contract import Contract
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One of the values that a prologue starts from: an input, by its place among them, or a buffer, by its path."""
+    """One of the values that a prologue starts from: an input, by its index, or a buffer, by its path."""
 
     input: int = -1
     path: str = ""
 
 
 class Program:
-    """The prologue of one captured module, for as long as that has the same graph.
+    """The prologue of one captured module, valid as long as the module has the same graph.
 
     Attributes:
         module: the module.
         calls: the calls that may run ahead, in the order of the graph.
         sources: the values that any of them depends on.
-        needs: for each call, the places of those among `sources`.
-        positions: for each call, its place among the nodes with the same operator.
-        sizes: bytes of what each call has returned, as far as forwards have seen it, by its place among `calls`.
-        limits: of messages and bytes in flight to a server, where the graph has such.
+        needs: for each call, the indices in `sources` of the values that it depends on.
+        positions: for each call, its index among the nodes with the same operator.
+        sizes: the size in bytes of each call's result, as far as forwards have observed it, by the index in `calls`.
+        limits: the limits on messages and on bytes in flight to a server, if the graph has any.
         rechecks: whether opaque work in the forward may change what a call sends, before the call is made.
-        contracts: those that the graph states for functions, by name.
-        ways: how all of its calls can be made ahead, each at most in this way.
+        contracts: the contracts that the graph states for functions, by name.
+        ways: the ways in which all of its calls can be made ahead, each call at most in this way.
     """
 
     def __init__(self, module: CapturedModule) -> None:
@@ -73,7 +73,7 @@ class Program:
         self._arguments_of = self._compiled() if self.calls else None
 
     def is_current(self) -> bool:
-        """Whether the module still has the graph that this was made from."""
+        """Whether the module still has the graph that this program was made from."""
         return self.module._program.generated is self.generated
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -81,7 +81,7 @@ class Program:
 
         Raises:
             TypeError: they are not arguments of this forward.
-            ValueError: they are nested otherwise.
+            ValueError: they are nested differently.
         """
         codegen = self.module.graph._codegen
         if isinstance(codegen, _PyTreeCodeGen):
@@ -103,11 +103,11 @@ class Program:
         return list(bound.arguments.values())[1:]
 
     def noted(self, values: Sequence[Any]) -> list[Noted | None]:
-        """Note each source as it is now; None stands for one of which nobody could tell later whether it changed."""
+        """Note each source as it is now; None stands for one whose later changes could not be detected."""
         return [note(self._value(each, values)) for each in self.sources]
 
     def unchanged(self, noted: Sequence[Noted | None], values: Sequence[Any]) -> list[bool]:
-        """Return of each source whether it is what was noted."""
+        """Return for each source whether it is still as it was noted."""
         return [
             was is not None and was.is_still(self._value(each, values))
             for each, was in zip(self.sources, noted, strict=True)
@@ -117,7 +117,7 @@ class Program:
         """Run the prologue, and return the arguments of the operator of each call.
 
         Raises:
-            Exception: whatever its local work raises.
+            Exception: whatever the prologue's local work raises.
         """
         if self._arguments_of is None:
             return ()
@@ -152,7 +152,7 @@ class Program:
 
 
 def _meets_others_code(module: CapturedModule) -> bool:
-    """Whether a graph holds what may do anything to this process: opaque work, or calls that declare nothing."""
+    """Whether a graph holds code that may do anything to this process: opaque work, or calls that declare nothing."""
     effects = Effects.of(module)
     return any(
         does.fence is Reason.OPAQUE_NEIGHBOUR or (does.part in (Part.CALL, Part.ISSUE) and may_run_here(node))
@@ -161,5 +161,5 @@ def _meets_others_code(module: CapturedModule) -> bool:
 
 
 def _position(call: Node) -> int:
-    """Return the place of a call among the nodes of its operator."""
+    """Return the index of a call among the nodes of its operator."""
     return call.graph.find_nodes(op="call_function", target=call.target).index(call)

@@ -1,4 +1,4 @@
-"""One call that runs ahead of its forward: parked until it may leave, in flight, taken by the forward or dropped."""
+"""Make one call ahead of its forward: it is parked until it may leave, then in flight, then taken or dropped."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from fxlib.spec.contract import Contract
 _LOG = logging.getLogger(__name__)
 
 _SETTLE_S = 5.0
-"""Time for which the end of a loop waits for one read of its in flight, in seconds: a server may hang."""
+"""Time in seconds that the end of a loop waits for one of its reads in flight, since a server may hang."""
 _LOOK_S = 2e-4
 BROKEN = "it does not keep its contract"
-"""Why a call is no longer read by keys, of which an error has told."""
+"""Reason why a call is no longer read by keys, once an error has reported it."""
 Merge: TypeAlias = Callable[[Sequence[Any]], list[Any] | None]
-"""From the results of calls to those with the rows that were read again in their places; None where that cannot be."""
+"""A function that puts rows that were read again into the results of calls; it returns None if that is impossible."""
 
 
 class State(Enum):
-    """What has become of a request."""
+    """The state of a request."""
 
     PARKED = "it may not leave yet"
     IN_FLIGHT = "it was made, and its result may be taken"
@@ -56,11 +56,11 @@ class Request:
     Attributes:
         call: the call, as the analysis knows it.
         state: see `State`.
-        rows: its rows, where it is read by keys; None where it is not, or where this batch has no such keys.
+        rows: its rows, if it is read by keys; None if it is not, or if this batch has no such keys.
         rides: whether it travels with pushes that are being made.
-        why_not_by_keys: why what it read can no longer be put right by rows; empty where it can.
-        why_not_with_state: why its rows are no longer read with their state; empty where they can be.
-        is_updated: whether its rows are about to be updated as the pushes update them that are being made.
+        why_not_by_keys: why its result can no longer be repaired row by row; empty if it can.
+        why_not_with_state: why its rows are no longer read with their state; empty if they can be.
+        is_updated: whether its rows are about to be updated in the same way as the current pushes update them.
     """
 
     __slots__ = (
@@ -88,12 +88,12 @@ class Request:
         self.is_updated = False
         self._arguments = arguments
         self._sent = arguments
-        """What is sent in place of them, which brings the rows with their state."""
+        """The arguments that are sent instead, so that the rows come with their state."""
         self._future: Any = None
         self._end_spans: list[Callable[[], None]] = []
-        """What ends its spans in flight while it travels behind a push."""
+        """Functions that end its spans in flight while it travels behind a push."""
         self._read_again: list[Any] = []
-        """Messages of their own that read rows again."""
+        """Separate messages that read rows again."""
         self.rows: Rows | None = None
         if by_keys and call.way is Way.BY_KEYS:
             contracts = [each for each in call.contracts if each is not None]
@@ -102,7 +102,7 @@ class Request:
                 self.rows = Rows(call.reads, [(args, kwargs) for _, args, kwargs in self._calls], contracts, origins)
 
     def _with_state(self, contracts: Sequence[Contract]) -> Sequence[Origin]:
-        """Have the rows read with their state, and return their origins; where they cannot be, none."""
+        """Have the rows read with their state, and return their origins; return none if that is impossible."""
         pairs = zip(self._calls, contracts, strict=True)
         origins = [found for pair in pairs if (found := origin_of(self.server, *pair)) is not None]
         batched_by = self._arguments[3] if self.is_batch else None
@@ -116,7 +116,7 @@ class Request:
 
     @property
     def _calls(self) -> Sequence[NamedCall]:
-        """Its calls, as they are sent: one, or those of a batch."""
+        """The calls as they are sent: a single one, or those of a batch."""
         calls: Sequence[NamedCall] = self._sent[1] if self.is_batch else [self._sent[1:4]]
         return calls
 
@@ -127,7 +127,7 @@ class Request:
 
     @property
     def is_behind_push(self) -> bool:
-        """Whether a push of its module writes what it reads."""
+        """Whether a push of its module writes a state that it reads."""
         return self.call.way in (Way.BEHIND_PUSH, Way.BY_KEYS)
 
     @property
@@ -136,8 +136,8 @@ class Request:
         return self.call.node.target is issue_batch
 
     def make(self, beside: Collection[object] = ()) -> None:
-        """Make the call now, unless a write in flight, others than those `beside` it, may change what it reads."""
-        self.state = State.IN_FLIGHT  # from here on, a write of another thread's drops it
+        """Make the call now, unless a write in flight other than those in `beside` may change what it reads."""
+        self.state = State.IN_FLIGHT  # from here on, a write by another thread drops it
         if is_this_process(self._arguments[0]) or WATCH.is_being_written(self.call.reads, but=beside):
             self.drop()
             return
@@ -148,11 +148,11 @@ class Request:
 
     @property
     def way(self) -> Way | None:
-        """How it runs ahead: of one that may be read by keys, whether this batch has such."""
+        """The way in which it runs ahead; for a call that may be read by keys, this depends on the batch's keys."""
         return Way.BEHIND_PUSH if self.is_behind_push and self.rows is None else self.call.way
 
     def begin_spans(self, way: Way | None, places: Iterable[int] | None = None) -> list[Callable[[], None]]:
-        """Tell a recording, if there is one, that its calls are in flight, or some of them; return what ends that."""
+        """Tell a recording, if any, that some or all of its calls are in flight; return the functions that end that."""
         recording = current_recording()
         if recording is None or way is None:
             return []
@@ -161,7 +161,7 @@ class Request:
         return [recording.begin_flight(name, self.server, way.value) for name in chosen]
 
     def written(self, states: frozenset[ServerState]) -> bool:
-        """Drop the result if a write may change what was read, and return whether that is so."""
+        """Drop the result if a write may change what was read; return whether it was dropped."""
         under_way = self.state is State.IN_FLIGHT or (self.rides and self.state is State.PARKED)
         if not under_way or not meet(self.call.reads, states):
             return False
@@ -169,12 +169,12 @@ class Request:
         return True
 
     def pushed(self, pushes: Sequence[Push], *, sample: int | None, updates: Updates | None) -> None:
-        """Before the pushes of a step are made, note what they change of what was read, or forget what was read.
+        """Note, before the pushes of a step are made, which rows they change, or forget the result of the read.
 
         Args:
-            pushes: those of a step.
+            pushes: the pushes of the step.
             sample: see `Rows.pushed`.
-            updates: what is known of what they make of rows.
+            updates: the known results of the pushes on rows.
         """
         if self.rows is None or self.state is not State.IN_FLIGHT:
             self.park()
@@ -193,7 +193,7 @@ class Request:
             self._await()
 
     def updated(self, updates: Updates | None) -> None:
-        """Take over what the pushes that are being made make of rows; None: that cannot be known after all."""
+        """Take over the rows as the current pushes change them; None if that cannot be known after all."""
         if not self.is_updated:
             return
         self.is_updated = False
@@ -204,11 +204,11 @@ class Request:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether it knows of the pushes that are being made, and what they change of what was read."""
+        """Whether it knows the current pushes, and which of its rows they change."""
         return self.rides or (self.rows is not None and self.state is State.IN_FLIGHT)
 
     def to_travel(self) -> list[Travels]:
-        """Return what of it may travel with the pushes that are made next: all, some rows again, or nothing."""
+        """Return the parts that may travel with the next pushes: the whole call, some rows again, or nothing."""
         if self.state is State.PARKED:
             self.rides = True
             self._end_spans = self.begin_spans(Way.BEHIND_PUSH)
@@ -217,7 +217,7 @@ class Request:
         return [] if again is None else [again]
 
     def _await(self) -> None:
-        """Wait until what was read has come, as reads of it may not run beside pushes."""
+        """Wait for the result of the read, since reads of this state may not run concurrently with pushes."""
         for each in (self._future, *self._read_again):
             future = each.future if isinstance(each, BatchInFlight) else each
             with suppress(Exception):  # the forward makes the call again
@@ -225,14 +225,14 @@ class Request:
                     future.wait()
 
     def repair(self) -> Reread | None:
-        """Return the rows that have to be read again; None where there are none."""
+        """Return the rows that have to be read again; None if there are none."""
         if self.rows is None or self.state is not State.IN_FLIGHT:
             return None
         found = self.rows.to_read_again()
         return None if found is None else Reread(self, *found)
 
     def park(self) -> None:
-        """Wait for the next chance to leave; what was read is forgotten."""
+        """Forget the result of the read, and wait for the next chance to leave."""
         if self.state is not State.TAKEN:
             self.state, self._future = State.PARKED, None
             if self.rows is not None:
@@ -244,7 +244,7 @@ class Request:
             self.state, self._future = State.DROPPED, None
 
     def size(self) -> int | None:
-        """Return the bytes of the result; None while there is none."""
+        """Return the size of the result in bytes; None while there is none."""
         future = self._future.future if isinstance(self._future, BatchInFlight) else self._future
         if future is None or not future.done():
             return None
@@ -254,7 +254,7 @@ class Request:
             return None
 
     def settle(self) -> None:
-        """Wait for what is in flight, within reason, so that the loop leaves nothing behind."""
+        """Wait for a limited time for messages in flight, so that the loop leaves nothing behind."""
         until = time.monotonic() + _SETTLE_S
         for each in (self._future, *self._read_again):
             future = each.future if isinstance(each, BatchInFlight) else each
@@ -262,7 +262,7 @@ class Request:
                 time.sleep(_LOOK_S)
 
     def take(self) -> Any:
-        """Return what stands for the issue of the call in its forward; None where the forward has to make it."""
+        """Return the future that replaces the call's issue in its forward; None if the forward has to make the call."""
         if self.state is not State.IN_FLIGHT:
             return None
         if self.rows is not None and len(self.rows.changed):
@@ -281,21 +281,21 @@ class Request:
         return ops.remote_call(*self._arguments)
 
     def _made_again(self) -> None:
-        """Note that what was sent has failed."""
+        """Note that the message that was sent has failed."""
         if self._sent is not self._arguments:
             self.why_not_with_state = "it failed"
 
     def take_later(self, settle: Callable[[], None]) -> Any:
-        """Return what stands for the issue of the call while pushes are in flight, which its wait settles first."""
+        """Return the future that replaces the call's issue while pushes are in flight; its wait settles these first."""
         if self.is_batch:
             return _LaterBatch(self, settle, self._arguments)
         return _Later(self, settle, partial(ops.remote_call, *self._arguments))
 
     def _merged(self, results: Sequence[Any]) -> list[Any] | None:
-        """Return results with the rows that were read again in their places; None where that cannot be.
+        """Return results that contain the rows that were read again; None if that is impossible.
 
         Raises:
-            FxlibError: a row has changed that no push was to change.
+            FxlibError: a row has changed that no push was meant to change.
         """
         assert self.rows is not None  # noqa: S101 - it was asked
         try:
@@ -310,12 +310,12 @@ class Request:
                 where=f"server {self.server!r}",
                 hint="keys= or update= of it, or of what takes its gradient, is not so: fxlib.check_keys tests it.",
             ) from None
-        except Exception:  # noqa: BLE001 - what failed is made again, by the call itself
+        except Exception:  # noqa: BLE001 - the call itself is made again
             _LOG.debug("rows could not be read again", exc_info=True)
         return None
 
     def as_call(self) -> batch.Call | None:
-        """Return the call as one of a message; None where it cannot travel in one."""
+        """Return the call as part of a message; None if it cannot travel in one."""
         if is_this_process(self._arguments[0]):
             return None
         return self._as_call(self._calls)
@@ -336,12 +336,12 @@ class Request:
 
     @property
     def timeout_s(self) -> float:
-        """How long the server may take for it, in seconds; 0 is no limit."""
+        """Time limit for the server, in seconds; 0 means no limit."""
         count = len(self._arguments[1]) if self.is_batch else 1
         return own_timeout(self._arguments[2 if self.is_batch else 4]) * count
 
     def deliver(self, outcome: Any) -> None:
-        """Take what a message brought for the call."""
+        """Take the part of a message's answer that belongs to the call."""
         if self.state is not State.PARKED:
             return
         for end_span in self._end_spans:
@@ -370,11 +370,11 @@ class Reread:
         self._end_spans = request.begin_spans(Way.BEHIND_PUSH, (place for place, _ in calls))
 
     def as_call(self) -> batch.Call | None:
-        """Return it as one call of a message; None where it cannot travel in one."""
+        """Return it as one call of a message; None if it cannot travel in one."""
         return self._request._as_call(self._sent)
 
     def deliver(self, outcome: Any) -> None:
-        """Take what a message brought for it."""
+        """Take the part of a message's answer that belongs to it."""
         request = self._request
         for end_span in self._end_spans:
             end_span()
@@ -421,7 +421,7 @@ def _succeeded(outcomes: Sequence[Any]) -> Sequence[Any]:
 
 
 class Travels(Protocol):
-    """What may travel behind pushes."""
+    """A read that may travel behind pushes."""
 
     @property
     def server(self) -> str:
@@ -429,17 +429,17 @@ class Travels(Protocol):
 
     @property
     def timeout_s(self) -> float:
-        """How long the server may take for it, in seconds; 0 is no limit."""
+        """Time limit for the server, in seconds; 0 means no limit."""
 
     def as_call(self) -> batch.Call | None:
-        """Return it as one call of a message; None where it cannot travel in one."""
+        """Return it as one call of a message; None if it cannot travel in one."""
 
     def deliver(self, outcome: Any) -> None:
-        """Take what a message brought for it; None where that is nothing."""
+        """Take the part of a message's answer that belongs to it; None if there is none."""
 
 
 def riders_of(requests: Sequence[Travels]) -> list[Rider]:
-    """Return what may travel behind pushes: that to one server together."""
+    """Return the reads that may travel behind pushes, those to one server together."""
     by_server: dict[str, list[tuple[Travels, batch.Call]]] = {}
     for each in requests:
         if (call := each.as_call()) is not None:
@@ -465,18 +465,18 @@ def _rider(server: str, found: Sequence[tuple[Travels, batch.Call]]) -> Rider:
 
 
 class _Taken:
-    """A call that was made ahead, in the place of one that its forward has just issued."""
+    """A call that was made ahead and replaces one that its forward has just issued."""
 
     __slots__ = ("_again", "_future", "_merged")
 
     ran_ahead = True
-    """Tells a recording that it was not issued here."""
+    """Tells a recording that the call was not issued here."""
 
     def __init__(self, future: Any, again: Callable[[], Any], merged: Merge | None) -> None:
         self._future, self._again, self._merged = future, again, merged
 
     def wait(self) -> Any:
-        """Return the result; if there is none, what the call brings that is made now, as the program makes it."""
+        """Return the result; if there is none, make the call now as the program makes it, and return its result."""
         found: Sequence[Any] | None = None
         with suppress(Exception):  # whatever it was, the program has not asked yet
             found = [self._future.wait()]
@@ -497,7 +497,7 @@ class _Taken:
 
 
 class _Later:
-    """A call whose result is known once pushes in flight are settled, in the place of one that a forward has issued."""
+    """A call whose result is known once pushes in flight are settled; it replaces one that a forward has issued."""
 
     __slots__ = ("_make", "_request", "_settle")
 
@@ -507,18 +507,18 @@ class _Later:
         self._request, self._settle, self._make = request, settle, make
 
     def wait(self) -> Any:
-        """Return the result; if there is none, what the call brings that is made now."""
+        """Return the result; if there is none, make the call now, and return its result."""
         self._settle()
         taken = self._request.take()
         return self._make() if taken is None else taken.wait()
 
     def done(self) -> bool:
-        """Whether the call has been answered: nobody knows."""
+        """Whether the call has been answered, which is not known here."""
         return False
 
 
 class _LaterBatch(BatchInFlight):
-    """The same of calls in one message."""
+    """The same as `_Later`, for calls in one message."""
 
     ran_ahead = True
 

@@ -1,4 +1,4 @@
-"""Does this process train alone? Pushes of other trainers change the servers in an order that it does not see."""
+"""Tell whether this process trains alone: others' pushes change the servers in an order that it does not see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fxlib.runtime.ops.calls import is_call, is_issue
 
 
 def servers_of(module: GraphModule) -> frozenset[str]:
-    """Return the names of the workers that a graph calls, as far as these are constants."""
+    """Return the names of the workers that a graph calls, as far as the names are constants."""
     calls = (node for node in module.graph.nodes if is_call(node) or is_issue(node))
     return frozenset(name for node in calls if (name := destination(node)) is not None)
 
@@ -38,12 +38,12 @@ class Trainers:
         self._told = False
 
     def loop_began(self, servers: Collection[str], stated: int | None) -> None:
-        """Take what a loop knows: the servers that its module calls, and the number of trainers where it was said."""
+        """Note the servers that a loop's module calls, and the number of trainers if the program states it."""
         self._servers, self._stated, self._agent = servers, stated, None
 
     @property
     def are_several(self) -> bool:
-        """Whether any process but this one may write to the servers."""
+        """Whether any other process may write to the servers."""
         if self._stated is not None:
             return self._stated > 1
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -51,7 +51,7 @@ class Trainers:
         return bool(self._other_workers())
 
     def tell(self) -> None:
-        """Warn, once, of workers that count as trainers although nobody has said so."""
+        """Warn, once, about workers that count as trainers although the program has not said so."""
         others = [] if self._stated is not None else self._other_workers()
         if others and not self._told:
             warnings.warn(

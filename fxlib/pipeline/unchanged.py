@@ -1,4 +1,4 @@
-"""Whether a value is still what it was: the same tensors, of the same version, in the same containers."""
+"""Tell whether a value is unchanged: the same tensors, of the same version, in the same containers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, cast
 import torch
 
 _COPIED_BYTES = 1 << 20
-"""The size up to which a tensor's bits are compared, too."""
+"""Size in bytes up to which a tensor's bits are compared, too."""
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of each size in bytes: as these, NaN is itself."""
+"""Integer dtypes by size in bytes; compared as integers, NaN equals itself."""
 
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 
 
 class Noted:
-    """A value as it was when it was noted. Tensors are kept alive, so that no other can take their place.
+    """A value as it was when it was noted. Tensors are kept alive, so that no other tensor can get their identity.
 
-    torch counts no write through `.data`, NumPy or DLPack. So the bits of small tensors, such as indices are, are kept
-    and compared.
+    torch does not count writes through `.data`, NumPy or DLPack. So the bits of small tensors, such as indices, are
+    kept and compared.
     """
 
     __slots__ = ("_bits", "_tensor", "_value", "_version")
@@ -29,7 +29,7 @@ class Noted:
         """Note a value.
 
         Raises:
-            ValueError: nobody could tell later whether it changed.
+            ValueError: later changes of the value could not be detected.
         """
         self._tensor, self._version, self._bits = None, -1, None
         self._value: Any = None
@@ -53,7 +53,7 @@ class Noted:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a small tensor's bits as integers; None for a large one, or one that is not plain memory of this host."""
+    """Return a small tensor's bits as integers; None for a large one, or one that is not in plain host memory."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.nbytes > _COPIED_BYTES:
         return None
     words = _WORDS.get(tensor.dtype.itemsize)
@@ -61,7 +61,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def note(value: Any) -> Noted | None:
-    """Note a value; None where nobody could tell later whether it changed."""
+    """Note a value; return None if later changes could not be detected."""
     try:
         return Noted(value)
     except ValueError:

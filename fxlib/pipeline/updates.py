@@ -1,9 +1,9 @@
-"""Rows that the trainer updates as the server updates them, so that no conflict of keys costs a round trip.
+"""Update rows in the trainer as the server updates them, so that no conflict of keys costs a round trip.
 
 The contract of a read may name a function that returns its rows with all that their next update needs (`with_state=`),
-and that of a push the function that makes such an update (`update=`). Then the rows that a forward had are enough to
-know them behind the push of their gradient, and so in each batch that was read ahead. What the push makes of a row
-takes the place of what was read of it: it does not matter whether that was read before the push or behind it.
+and the contract of a push may name the function that makes such an update (`update=`). Then the rows that a forward had
+are enough to know them after the push of their gradient, and so in each batch that was read ahead. The updated row
+replaces the row that was read; it does not matter whether that was read before or after the push.
 
 An update is made on all rows of a push at once, as the server makes it: row by row, some operators compute other bits.
 """
@@ -28,7 +28,7 @@ from fxlib.utils.compare import same_bits
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 Part: TypeAlias = tuple[str, str | int | None]
-"""A server, and the part of its state; None: any."""
+"""A server, and a part of its state; None means any part."""
 
 
 class NotUpdated(Exception):  # noqa: N818 - no error: the rows are read again
@@ -37,18 +37,18 @@ class NotUpdated(Exception):  # noqa: N818 - no error: the rows are read again
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where rows come from, but for their keys: rows of one origin with the same key are the same."""
+    """The source of rows apart from their keys: rows of one origin with the same key are the same."""
 
     server: str
     part: str | int | None
     function: str
     gradient: str
     others: tuple[str, ...]
-    """The arguments that are no keys, as they are written."""
+    """The arguments other than keys, as they are written."""
 
 
 def origin_of(server: str, call: NamedCall, contract: Contract) -> Origin | None:
-    """Return the origin of what a read returns, if it can come with its state; None: it cannot."""
+    """Return the origin of a read's result if it can come with its state, else None."""
     name, args, kwargs = call
     part, keys = contract.part_of(args, kwargs), contract.keys_of(args, kwargs)
     if contract.with_state is None or contract.gradient is None:
@@ -64,7 +64,7 @@ def origin_of(server: str, call: NamedCall, contract: Contract) -> Origin | None
 
 
 def _others(args: tuple[Any, ...], kwargs: Mapping[str, Any], keys: torch.Tensor) -> tuple[str, ...] | None:
-    """Return the arguments that are no keys, as they are written; None where some cannot be compared so."""
+    """Return the arguments other than keys, as they are written; None if some cannot be compared in this form."""
     found = [*(each for each in args if each is not keys), *(each for pair in sorted(kwargs.items()) for each in pair)]
     if len(found) != len(args) + 2 * len(kwargs) - 1 or not _PLAIN.issuperset(map(type, found)):
         return None
@@ -72,7 +72,7 @@ def _others(args: tuple[Any, ...], kwargs: Mapping[str, Any], keys: torch.Tensor
 
 
 def _declares(name: str, option: str, value: str | None) -> bool:
-    """Whether this process knows a function that declares an option, and the function that this names."""
+    """Whether this process knows a function that declares an option, and the function that the option names."""
     try:
         contract = contract_of(functions.resolve(name))
         found = None if contract is None else getattr(contract, option)
@@ -84,12 +84,12 @@ def _declares(name: str, option: str, value: str | None) -> bool:
 def calls_with_state(
     calls: Sequence[NamedCall], contracts: Sequence[Contract], batched_by: str | None
 ) -> tuple[tuple[NamedCall, ...], str | None] | None:
-    """Return calls that read the same rows with their state, and their batched form; None where there is none.
+    """Return calls that read the same rows with their state, and their batched form; None if there is none.
 
     Args:
-        calls: each of which has an origin.
-        contracts: theirs.
-        batched_by: their batched form; None: they run singly.
+        calls: the calls, each of which has an origin.
+        contracts: the contract of each call.
+        batched_by: the batched form of the calls; None if they run individually.
     """
     if batched_by == IN_ORDER:
         return None
@@ -114,7 +114,7 @@ class Block:
 
 
 def replaced(known: KnownRows, rows: torch.Tensor, others: KnownRows) -> KnownRows:
-    """Return rows with others in some places."""
+    """Return rows of which some are replaced by others."""
     pairs = zip(known.tensors, others.tensors, strict=True)
     first, *state = (each.index_copy(0, rows, other) for each, other in pairs)
     return replace(known, rows=first, state=tuple(state))
@@ -127,20 +127,20 @@ def some_of(known: KnownRows, rows: torch.Tensor) -> KnownRows:
 
 
 def same_known(one: KnownRows, other: KnownRows) -> bool:
-    """Whether rows have the same bits, and are updated alike."""
+    """Whether rows have the same bits, and are updated in the same way."""
     alike = one.settings == other.settings and len(one.state) == len(other.state)
     return alike and all(map(same_bits, one.tensors, other.tensors))
 
 
 class _Update:
-    """What a push makes of the rows of its keys."""
+    """The new rows of a push's keys."""
 
     def __init__(self, keys: torch.Tensor, known: KnownRows) -> None:
         self.known = known
         self._keys, self._places = keys.long().sort()
 
     def of(self, keys: torch.Tensor) -> tuple[torch.Tensor, KnownRows] | None:
-        """Return which of some keys it changes, by their places, and what their rows become; None: none of them."""
+        """Return the indices of the keys that the push changes, with their new rows; None if it changes none."""
         if not len(self._keys):
             return None
         found = torch.searchsorted(self._keys, keys.long()).clamp_(max=len(self._keys) - 1)
@@ -149,11 +149,11 @@ class _Update:
 
 
 class Updates:
-    """What the pushes of a step make of the rows that they change.
+    """The rows that the pushes of a step change, as they are afterwards.
 
     Args:
-        pushes: those of the step, in program order.
-        blocks: the rows that the forwards had whose gradients these are.
+        pushes: the pushes of the step, in program order.
+        blocks: the rows of the forwards whose gradients are pushed.
     """
 
     def __init__(self, pushes: Sequence[Push], blocks: Sequence[Block]) -> None:
@@ -172,7 +172,7 @@ class Updates:
         self._made: dict[Origin, list[_Update]] | None = None
 
     def _forget_what_others_change(self) -> None:
-        """Forget blocks that a push without a block may change, and so on with the pushes of these."""
+        """Forget blocks that a push without a block may change; their pushes then count as pushes without a block."""
         while len(self._blocks) < len(self._pushes):
             unknown = [push for push in self._pushes if push not in self._blocks]
             lost = [push for push, block in self._blocks.items() if _meets(block.reads, unknown)]
@@ -182,7 +182,7 @@ class Updates:
                 del self._blocks[push]
 
     def cover(self, reads: frozenset[ServerState], origins: Sequence[Origin]) -> bool:
-        """Whether it is known what all pushes that may change what was read make of rows of these origins."""
+        """Whether the results on rows of these origins are known for all pushes that may change what was read."""
         if len(self._blocks) < len(self._pushes):
             unknown = [push for push in self._pushes if push not in self._blocks]
             if _meets(reads, unknown):
@@ -190,7 +190,7 @@ class Updates:
         return all(map(self._is_apart, origins))
 
     def _is_apart(self, origin: Origin) -> bool:
-        """Whether no push changes rows of this origin as those of another one."""
+        """Whether no push changes rows of this origin as rows of another one."""
         if origin.part is not None and (origin.server, None) not in self._origins:
             return self._origins.get((origin.server, origin.part), {origin}) == {origin}
         met = (found for (server, _), found in self._origins.items() if server == origin.server)
@@ -200,8 +200,8 @@ class Updates:
         """Make the updates, once.
 
         Raises:
-            NotUpdated: one of them is not what it should be.
-            Exception: whatever it raises.
+            NotUpdated: the result of an update has the wrong form.
+            Exception: whatever an update raises.
         """
         if self._made is not None:
             return
@@ -217,14 +217,14 @@ class Updates:
         self._made = made
 
     def of(self, origin: Origin, keys: torch.Tensor) -> Iterator[tuple[torch.Tensor, KnownRows]]:
-        """Yield, for one push after another, which of some rows it changes, by their places, and what these become."""
+        """Yield for each push in turn the indices of the rows that it changes, and the new rows."""
         for update in (self._made or {}).get(origin, ()):
             if (found := update.of(keys)) is not None:
                 yield found
 
 
 def _block_of(push: Push, waiting: Mapping[tuple[Any, ...], list[Block]]) -> Block | None:
-    """Return the rows that a push changes, as they are before it, and take them out of what is waiting."""
+    """Return the rows that a push changes, as they are before it, and remove them from `waiting`."""
     call, contract = push.call, push.contract
     if contract is None or contract.update is None:
         return None

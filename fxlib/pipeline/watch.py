@@ -1,14 +1,14 @@
-"""Every write that this process makes to a server, and every synchronization, while something may be fetched ahead.
+"""Watch every write of this process to a server, and every synchronization, while results may be fetched ahead.
 
-All calls of `torch.distributed.rpc` from Python go through one function of torch's, whatever alias a program has for
-`rpc_sync` or `rpc_async`; `rpc.remote` goes through three. While somebody watches, these are replaced. What a call
-writes is told by its function's contract, or by that of the graph; a function without one may write anything. A write
-is told of before it is sent, and counts as in flight until it is answered.
+All calls of `torch.distributed.rpc` from Python go through one of torch's functions, whatever alias a program has for
+`rpc_sync` or `rpc_async`; `rpc.remote` goes through three. While anybody listens, these functions are replaced. The
+contract of a call's function, or the contract that the graph states, says what the call writes; a function without one
+may write anything. Listeners learn of a write before it is sent, and it counts as in flight until it is answered.
 
-A collective, a barrier or an access to a store orders this process with others: what they wrote before it, the program
-sees behind it. So what was read ahead is forgotten there. Whatever alias a program has for them, they go through
-methods of `ProcessGroup`, `Work` and `Store`, which are replaced, too. Those inside a forward or a backward belong to
-the step itself, and are left alone.
+A collective, a barrier or an access to a store orders this process with others: the program sees afterwards what they
+wrote before. So results that were read ahead are forgotten there. Whatever alias a program has for these operations,
+they go through methods of `ProcessGroup`, `Work` and `Store`, which are replaced, too. Operations inside a forward or a
+backward belong to the step itself, and are left alone.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _STORE_ACCESSES = (
     *("add", "append", "barrier", "check", "compare_set", "delete_key", "get", "list_keys", "multi_get", "multi_set"),
     *("num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
-"""Methods of a store by which processes learn of each other."""
+"""Methods of a store through which processes learn about each other."""
 
 
 class Listener(Protocol):
-    """Somebody who keeps what was read ahead."""
+    """An object that keeps results that were read ahead."""
 
     def calls(self) -> None:
-        """Settle what is to be over before this process makes another remote call."""
+        """Settle whatever has to be over before this process makes another remote call."""
 
     def written(self, states: frozenset[ServerState]) -> None:
-        """Forget what was read of states that a call is about to write."""
+        """Forget results read from states that a call is about to write."""
 
     def synchronized(self) -> None:
-        """Forget what was read before other processes' writes were ordered with what this one does next."""
+        """Forget results that were read before other processes' writes were ordered with this process's next work."""
 
 
 class _Write:
@@ -88,14 +88,14 @@ class Watch:
         self._listeners: list[Listener] = []
         self._writes: list[_Write] = []
         self._stated: dict[str, Contract] = {}
-        """Contracts that graphs state, by the name of the function."""
+        """Contracts that graphs state, by the function's name."""
         self._known: dict[tuple[FunctionType, str], frozenset[ServerState]] = {}
-        """What functions that declare it write on a server, under the contracts that are stated now."""
+        """States that functions write on a server by their declarations, under the contracts that are stated now."""
         self._replaced: dict[tuple[Any, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
-        """Functions of torch's, by owner and name: the original, and what stands for it."""
+        """torch's functions, by owner and name: the original, and its replacement."""
 
     def add(self, listener: Listener, stated: Mapping[str, Contract]) -> None:
-        """Tell a listener of writes from now on, and take the contracts that its graph states for true."""
+        """Tell a listener about writes from now on, and trust the contracts that its graph states."""
         with self._lock:
             if any(self._stated.get(name) != contract for name, contract in stated.items()):
                 self._stated.update(stated)
@@ -106,7 +106,7 @@ class Watch:
                 self._begin()
 
     def remove(self, listener: Listener) -> None:
-        """Tell a listener no more."""
+        """Stop telling a listener about writes."""
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
@@ -129,8 +129,8 @@ class Watch:
         """Whether a write in flight may change what is read.
 
         Args:
-            reads: what is read.
-            but: writes that do not count, as `in_flight` has them.
+            reads: the states that are read.
+            but: writes that do not count, in the form of `in_flight`.
         """
         with self._lock:
             self._writes = [each for each in self._writes if not each.over]
@@ -150,7 +150,7 @@ class Watch:
     def _begin(self) -> None:
         call = api._invoke_rpc
 
-        @functools.wraps(call)  # so that whoever looks for another function below it finds that
+        @functools.wraps(call)  # so that code that looks for the function below it finds it
         def watched(to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
             self._told_of_call()
             sent = args[1] if len(args) > 1 else kwargs.get("args")
@@ -175,7 +175,7 @@ class Watch:
             self._synchronizes(distributed.Store, name)
 
     def _synchronizes(self, owner: type, name: str) -> None:
-        """Have listeners settle before a method, and forget behind it."""
+        """Have listeners settle before a method runs, and forget their results after it."""
         original = getattr(owner, name, None)
         if original is None:  # another version of torch
             return
@@ -210,14 +210,14 @@ class Watch:
         return watched
 
     def _told_of_call(self) -> None:
-        for each in list(self._listeners):  # without the lock: what is settled waits for answers
+        for each in list(self._listeners):  # without the lock: to settle means to wait for answers
             each.calls()
 
     def _told(self, states: frozenset[ServerState]) -> _Telling:
         return _Telling(self, states)
 
     def begin(self, states: frozenset[ServerState]) -> _Write:
-        """Tell all listeners of a write that is about to be sent."""
+        """Tell all listeners about a write that is about to be sent."""
         write = _Write(states)
         with self._lock:
             self._writes.append(write)
@@ -232,7 +232,7 @@ class Watch:
                 self._writes.remove(write)
 
     def _written(self, to: Any, function: Any, args: Any) -> frozenset[ServerState]:
-        """Return what a call writes."""
+        """Return the states that a call writes."""
         server = server_name(to)
         calls = _calls_within(function, args)
         if calls is not None:
@@ -243,7 +243,7 @@ class Watch:
                 if states is not found:  # most calls of a message are of one function
                     found |= states
             return found
-        is_plain = isinstance(function, FunctionType)  # of anything else, nobody knows what its `==` is
+        is_plain = isinstance(function, FunctionType)  # any other object may define `==` in its own way
         if is_plain and (known := self._known.get((function, server))) is not None:
             return known
         if _only_reads(function):
@@ -282,7 +282,7 @@ def _is_within_a_step() -> bool:
 
 
 def _calls_within(function: Any, args: Any) -> Iterable[batch.Call] | None:
-    """Return the calls that a message of `fxlib.batch` carries; None where it is a call by itself."""
+    """Return the calls that a message of `fxlib.batch` carries; None if it is a single call."""
     if function is batch.run or function is batch.run_in_order:
         calls: Iterable[batch.Call] = args[0]
         return calls
@@ -290,7 +290,7 @@ def _calls_within(function: Any, args: Any) -> Iterable[batch.Call] | None:
 
 
 def _only_reads(function: Any) -> bool:
-    """Whether it is a function of the library's own that asks for a value behind an RRef, or for an echo."""
+    """Whether a function is one of the library's own that asks for a value behind an RRef, or for an echo."""
     if isinstance(function, operator.methodcaller):
         told: Any = function.__reduce__()
         return bool(told[1][0] == "local_value")
@@ -298,4 +298,4 @@ def _only_reads(function: Any) -> bool:
 
 
 WATCH = Watch()
-"""Of this process: a write concerns whatever was read ahead, whichever module it was read for."""
+"""The watch of this process: a write concerns all results that were read ahead, for whichever module."""
