@@ -1,4 +1,4 @@
-"""Which operators a rewritten graph may call, and which random numbers it may draw, before a launcher runs it."""
+"""Check which operators a rewritten graph calls, and which random numbers it draws, before a launcher runs it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from fxlib.passes import GraphPass
 from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
 
 _LARGE: Final = 1 << 16
-"""A whole number above this, or several in one call with a product above its square, make large tensors."""
+"""Limit for whole numbers: one above it, or several in one call with a product above its square, make large tensors."""
 
 
 def check_operators(answer: GraphModule, original: GraphModule, passes: Sequence[GraphPass] | None) -> None:
-    """Check that an answer calls what the original calls, or what passes of the recipe declare that they put in.
+    """Check that an answer calls only operators that the original calls, or that passes of the recipe declare.
 
-    Large whole numbers, which make large tensors, must be those that the original gives the same operator. What works
-    on each element by itself makes nothing large of them.
+    Large whole numbers, which make large tensors, must be those that the original gives the same operator. Operators
+    that work on each element by itself make no large tensors from them.
 
     Args:
         answer: the rewritten graph.
         original: the graph that was sent.
-        passes: those of the recipe; None: nobody here knows them.
+        passes: the passes of the recipe; None if they are not known here.
 
     Raises:
-        WireError: it calls something else.
+        WireError: the answer calls something else.
     """
     may = ANY_PLAIN_WORK if passes is None else Introduced.all_of(each.may_introduce for each in passes)
     known = _Known(original)
@@ -54,7 +54,7 @@ def check_operators(answer: GraphModule, original: GraphModule, passes: Sequence
 
 
 class _Known:
-    """What an original calls, and with what."""
+    """The operators that an original calls, and their arguments."""
 
     def __init__(self, original: GraphModule) -> None:
         self._modules = {id(each) for each in original.modules()}
@@ -64,7 +64,7 @@ class _Known:
         self.names = {*self._calls, *map(called_module, original.modules())} - {""}
 
     def foreign(self, node: Node, body: GraphModule) -> Iterator[str]:
-        """Yield the names of what a node of an answer calls, but for modules that are the original's own."""
+        """Yield the names of everything that a node of an answer calls, except for modules of the original."""
         if node.op != "call_module":
             yield from {called(node, body)} - {""}
             return
@@ -73,12 +73,12 @@ class _Known:
                 yield name
 
     def has_given(self, node: Node, body: GraphModule) -> bool:
-        """Whether the original gives the operator what a node of an answer gives it, but for what is computed."""
+        """Whether the original gives the operator the same arguments as a node of an answer, except computed ones."""
         return any(is_of_form(_given(node), _given(each)) for each in self._calls.get(called(node, body), ()))
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a node is known to draw and write nothing, and takes something that is computed."""
+    """Whether a node is known to draw and write nothing, and takes a computed argument."""
     if node.op == "call_module" or not node.all_input_nodes:
         return False
     operator = operator_of(node)
@@ -93,7 +93,7 @@ def _is_large(node: Node) -> bool:
 
 
 def _is_pointwise(node: Node) -> bool:
-    """Whether an operator works on each element by itself, in one of its forms at least."""
+    """Whether an operator works on each element by itself, in at least one of its forms."""
     target: Any = getattr(node.target, "overloadpacket", node.target)
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     packet = getattr(torch.ops.aten, _ARITHMETIC.get(name.strip("_"), name.strip("_")), None)
@@ -109,17 +109,17 @@ def _given(node: Node) -> tuple[Any, Any]:
 
 
 def check_draws(answer: GraphModule, original: GraphModule, passes: Sequence[GraphPass] | None) -> None:
-    """Check that an answer moves torch's generators as the original does, where the recipe's passes are bitwise.
+    """Check that an answer advances torch's generators as the original does, if the recipe's passes are bitwise.
 
-    It draws the same numbers in the same order then. Otherwise it may leave draws out, and adds none.
+    Then the answer has to draw the same numbers in the same order. Otherwise it may omit draws, and may not add any.
 
     Args:
         answer: the rewritten graph.
         original: the graph that was sent.
-        passes: those of the recipe; None: nobody here knows them.
+        passes: the passes of the recipe; None if they are not known here.
 
     Raises:
-        WireError: it draws otherwise.
+        WireError: the answer draws differently.
     """
     known = [] if passes is None else list(passes)
     bitwise = passes is not None and all(each.promise == "bitwise" for each in known)
@@ -133,7 +133,7 @@ def check_draws(answer: GraphModule, original: GraphModule, passes: Sequence[Gra
 
 
 def _changes_work(step: GraphPass) -> bool:
-    """Whether a pass computes values otherwise than the program does, be it with the same results."""
+    """Whether a pass computes values differently from the program, even if with the same results."""
     may = step.may_introduce
     local = any(not name.startswith("fxlib.") for name in may.operators)
     return bool("weights" in step.needs or may.plain or may.in_place or may.namespaces or local)
@@ -179,11 +179,11 @@ class _Draw:
     """A node that draws random numbers, or calls a graph that does.
 
     Attributes:
-        path: the path of the graph that it is in.
-        name: what it calls.
-        module: the module that it calls, unless there are graphs in it, which are an answer's own.
+        path: the path of the graph that has the node.
+        name: the name of the operator or module that it calls.
+        module: the module that it calls, unless that contains graphs, which are an answer's own.
         given: its arguments.
-        values: the numbers of their values, where they tell.
+        values: the value numbers of its arguments, if they are known.
     """
 
     path: str
@@ -193,13 +193,13 @@ class _Draw:
     values: tuple[int, ...]
 
     def is_like(self, other: _Draw) -> bool:
-        """Whether it draws what another one draws, in the other's place."""
+        """Whether it draws the same numbers as another one would in its position."""
         same = (self.path, self.name, self.values) == (other.path, other.name, other.values)
         return same and self.module is other.module and is_of_form(self.given, other.given)
 
 
 def _draws(module: GraphModule, numbers: Numbers | None) -> list[_Draw]:
-    """Return the draws of each graph in its order."""
+    """Return the draws of all graphs, each graph's in order."""
     graphs = dict(bodies(module))
     drawing = {node for body in graphs.values() for node in _drawing(body)}
     within = {body for body in graphs.values() if not drawing.isdisjoint(body.graph.nodes)}
@@ -237,7 +237,7 @@ def _nodes(module: GraphModule) -> Iterator[tuple[GraphModule, Node]]:
 
 
 def is_of_form(value: Any, other: Any) -> bool:
-    """Whether an argument has the form of another one: its containers, its constants, and nodes where it has nodes."""
+    """Whether an argument has the form of another: its containers, its constants, and nodes where that has nodes."""
     if isinstance(other, Node):
         return isinstance(value, (Node, bool, int, float, complex))
     if isinstance(other, (tuple, list)):

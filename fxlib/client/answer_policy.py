@@ -1,4 +1,4 @@
-"""What a rewritten graph must be, besides valid, before a launcher runs it."""
+"""Check what a rewritten graph must satisfy, besides being valid, before a launcher runs it."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from fxlib.wire.faults import Limits
 from fxlib.wire.targets import methods
 
 _LARGER = 16
-"""Times that an answer may be as large as its original; decomposing operators makes it some times larger."""
+"""Maximum ratio of an answer's size to its original's; decomposed operators make an answer several times larger."""
 _MORE = 4_096
 _MORE_BYTES = 4 << 20
 _MORE_WEIGHTS_BYTES = 64 << 20
 _FEWEST = 256
 _NODES_PER_S = 4_000
-"""Nodes that are decoded and looked at within a second, on a slow machine."""
+"""Number of nodes that a slow machine decodes and checks within a second."""
 
 _RELIANT = frozenset(name.partition(".")[0].replace("_", "") for name in bounds.CHECKS)
-"""Operators that are checked where graphs of others run, by their names in lower case without underscores."""
+"""Operators that are checked when others' graphs run, by their names in lower case without underscores."""
 
 _UNCOUNTED = frozenset({"change", "look up"})
-"""Kinds of interactions that nobody else notices, however often they happen."""
+"""Kinds of interactions that nobody else notices, no matter how often they happen."""
 
 _MODES = (torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 _IN_PLACE = ("setitem", "delitem", *(f"i{name}" for name in ("add", "concat", "mul", "or", "and", "sub", "xor")))
 _CHANGES = frozenset(f"{form}{name}{form}" for name in _IN_PLACE for form in ("", "__")) | {"sort"}
-"""Operators that change a list or a dict, of which a server's name may be read afterwards."""
+"""Operators that change a list or a dict from which a server's name may be read afterwards."""
 _GROUP_OPERATORS = ("_c10d_functional::", "_c10d_functional_autograd::")
-"""Operators of torch that speak to the other ranks, but for those of `_SILENT`."""
+"""Prefixes of torch's operators that communicate with the other ranks, except for those in `_SILENT`."""
 _SILENT = frozenset({"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"})
 
 
@@ -61,8 +61,8 @@ def limits_of_answer(original: GraphModule, sent_bytes: int, seconds: float = ma
 
     Args:
         original: the graph that was sent.
-        sent_bytes: the size of its message.
-        seconds: the time that is left to check the answer.
+        sent_bytes: the size of its message, in bytes.
+        seconds: the time that is left to check the answer, in seconds.
     """
     nodes = sum(len(body.graph.nodes) for _, body in bodies(original))
     modules = sum(1 for _ in original.modules())
@@ -78,26 +78,26 @@ def limits_of_answer(original: GraphModule, sent_bytes: int, seconds: float = ma
 
 
 def screen(answer: GraphModule, original: GraphModule, *, passes: Sequence[GraphPass] | None = ()) -> None:
-    """Check that an answer is called as the original is, and that it speaks to nobody to whom the original does not.
+    """Check that an answer is called as the original is, and that it communicates only where the original does.
 
-    All graphs of the module tree are looked at. A server, or the RRef that leads to it, must be a constant of the
+    The check covers all graphs of the module tree. A server, or the RRef that leads to it, must be a constant of the
     original, or be computed as the original computes it; the function called there must be one that the original calls
-    on that server, or one that its contract names. It is called no more often than by the original, and just as often
-    unless its contract says that it only reads, and with arguments of the same form: as many, under the same names, and
-    with the same constants. Code of the launcher's own that is on
-    no list (opaque) must be called with just what the original gives it, and objects of the launcher's own, which
-    attributes hold or such code returns, are used only as the original uses them. What other ranks take part in keeps
-    its order, and so do changes of grad mode and autocast. Its operators, and the random numbers that it draws, are
-    those of the original, but for what passes of the recipe declare. Nodes are handed to a compiler only where one of
-    the passes does that, or the original has it so.
+    on that server, or one that its contract names. It is called no more often than by the original, and exactly as
+    often unless its contract says that it only reads. Its arguments have the same form: as many, under the same names,
+    and with the same constants. The launcher's own code that is on no list (opaque) must be called with exactly the
+    arguments that the original gives it, and the launcher's own objects, which attributes hold or such code returns,
+    are used only as the original uses them. Collectives and other operations with other ranks keep their order, and so
+    do changes of grad mode and autocast. The operators, and the random numbers that are drawn, are those of the
+    original, except for what passes of the recipe declare. Nodes are handed to a compiler only if one of the passes or
+    the original does that.
 
     Args:
         answer: the rewritten graph.
         original: the graph that was sent.
-        passes: those of the recipe that was asked for; None: nobody here knows them.
+        passes: the passes of the recipe that was asked for; None if they are not known here.
 
     Raises:
-        WireError: it takes other arguments, or does something that the original does not.
+        WireError: the answer takes other arguments, or does something that the original does not.
     """
     found = _state(answer)
     for name, tensor in _state(original).items():
@@ -136,7 +136,7 @@ def screen(answer: GraphModule, original: GraphModule, *, passes: Sequence[Graph
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by every name that they have."""
+    """Return parameters and buffers by each of their names."""
     named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return dict(named)
 
@@ -159,9 +159,9 @@ def _packing(module: GraphModule) -> tuple[object, ...]:
 
 
 def _relies_on_values(answer: GraphModule, original: GraphModule, numbers: Numbers) -> bool:
-    """Whether the answer may give values of its own to operators that take offsets and lengths for right.
+    """Whether the answer may give values of its own to operators that trust offsets and lengths.
 
-    It may where such an operator is given something else than in the original, or where more is written in place.
+    It may if such an operator takes other arguments than in the original, or if more is written in place.
     """
     reliant, written = (_sensitive(answer, numbers, uses) for uses in (_is_reliant, _writes_in_place))
     if not reliant:
@@ -220,7 +220,7 @@ def _modes(module: GraphModule) -> list[Hashable]:
 
 
 def _collectives(module: GraphModule, numbers: Numbers) -> list[Hashable]:
-    """Return what other ranks take part in, in forward or in backward, with what it is called with, in its order."""
+    """Return the operations of forward and backward that other ranks take part in, with their arguments, in order."""
     found = [
         (path, node)
         for path, body in bodies(module)
@@ -243,13 +243,13 @@ def _arguments(module: GraphModule) -> list[tuple[str, object]]:
 
 @dataclass(frozen=True, slots=True)
 class _Interactions:
-    """What a module does besides computing on tensors, while it runs once.
+    """The interactions of a module, besides computing on tensors, while it runs once.
 
     Attributes:
         counts: how often each interaction happens; the first part of its key is its kind.
         words: each interaction in words.
         allowed: how often the contracts of calls let a pass add an interaction.
-        needed: how often calls are made that do more than read, as far as their contracts tell.
+        needed: how often calls are made that do more than read, as far as their contracts say.
         arguments: the forms of the arguments of each call by name.
     """
 
@@ -314,7 +314,7 @@ class _Interactions:
 
 
 def _check_order(answer: GraphModule, original: GraphModule, numbers: Numbers) -> None:
-    """Check that calls which may write keep their order, and that others see what as many writes have left."""
+    """Check that calls which may write keep their order, and that the others come after as many writes as before."""
     states: dict[tuple[Hashable, ...], list[_States]] = {}
     before, found = _made(original, numbers, states), _made(answer, numbers, {})
     present = list(dict.fromkeys(each.key for each in found))
@@ -340,7 +340,7 @@ def _seen(calls: list[_Made], writer: tuple[Hashable, ...]) -> set[int]:
 
 
 def _overlap(calls: list[_Made], writer: tuple[Hashable, ...]) -> bool:
-    """Whether a call is made while one of the writer, or with the writer another one, is on its way."""
+    """Whether a call is made while a call of the writer is in flight, or the writer is called while any call is."""
     over = {True: 0.0, False: 0.0}
     begun = {True: -1, False: -1}
     for each in calls:
@@ -354,7 +354,7 @@ def _overlap(calls: list[_Made], writer: tuple[Hashable, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """What a call reads and writes on servers, and whether its writes commute with others of their kind."""
+    """The states that a call reads and writes on servers, and whether its writes commute with others of their kind."""
 
     reads: frozenset[ServerState]
     writes: frozenset[ServerState]
@@ -363,7 +363,7 @@ class _States:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A call by name, the place where it is made, and the place where its answer is there."""
+    """A call by name, the position where it is made, and the position where its answer has arrived."""
 
     key: tuple[Hashable, ...]
     begun: int
@@ -371,9 +371,9 @@ class _Made:
 
 
 def _made(module: GraphModule, numbers: Numbers, states: dict[tuple[Hashable, ...], list[_States]]) -> list[_Made]:
-    """Return the calls by name that a module makes, in the order in which it makes them, those of nested graphs, too.
+    """Return the calls by name that a module makes, in order, including those of nested graphs.
 
-    What their contracts say is added to `states`.
+    The states that their contracts declare are added to `states`.
     """
     known, found, clock = numbers.of(module), list[_Made](), itertools.count()
 
@@ -401,7 +401,7 @@ def _made(module: GraphModule, numbers: Numbers, states: dict[tuple[Hashable, ..
 
 
 def _conflict(ones: list[_States], others: list[_States]) -> bool:
-    """Whether a call may write what another one touches, by all that is known of either."""
+    """Whether a call may write a state that another one reads or writes, by everything that is known about both."""
     return any(
         not (one.commutes and other.commutes)
         and (_meet(one.writes, other.writes | other.reads) or _meet(other.writes, one.reads))
@@ -415,7 +415,7 @@ def _meet(states: frozenset[ServerState], others: frozenset[ServerState]) -> boo
 
 
 def _check_kinds(answer: _Interactions, original: _Interactions, module: GraphModule) -> None:
-    """Check that an answer does nothing that the original does not do, and its contracts do not allow."""
+    """Check that an answer does nothing that neither the original does nor its contracts allow."""
     free = not any(_reads_server(node) for _, body in bodies(module) for node in body.graph.nodes)
     for key in sorted(answer.counts, key=lambda each: each[0] == "run"):  # what a nested graph does tells more
         if free and key[0] == "change":
@@ -510,7 +510,7 @@ def _interactions_of(
     elif node.target in {functions.resolve, rpc.get_worker_info}:
         yield ("look up", callable_key(node.target), _given(node, numbers, known)), f"looks up {node.args}"
     elif (is_call(node) or is_issue(node)) and (kind_ := kind_of(node)) is not None and kind_.blocking is not None:
-        # A collective, or a client of the launcher's own: to be called with just what the original gives it.
+        # A collective, or a client of the launcher's own, must be called with exactly the original's arguments.
         made = callable_key(kind_.blocking), _given(node, numbers, known)
         yield ("call of a kind", *made), f"calls {kind_.blocking.__name__} otherwise"
     elif _speaks_to_ranks(node):
@@ -522,7 +522,7 @@ def _interactions_of(
 
 
 def _reads_server(node: Node) -> bool:
-    """Whether the node calls a server that may come out of a list or a dict, which a change would redirect."""
+    """Whether the node calls a server that may come from a list or a dict, so that changing that redirects the call."""
     if node.target not in CALLS and not is_batch(node):
         return False
     to = node.args[1 if node.target in TRACKERS else 0]
@@ -539,14 +539,14 @@ def _is_change(node: Node) -> bool:
 
 
 def _speaks_to_ranks(node: Node) -> bool:
-    """Whether the node is a collective, or a message to a rank, in torch's own words."""
+    """Whether the node is one of torch's own collectives or messages to a rank."""
     if node.op != "call_function" or (known := known_name(node.target)) is None:
         return False
     return known[1].startswith(_GROUP_OPERATORS) and known[1].partition(".")[0] not in _SILENT
 
 
 def _is_opaque(node: Node, body: GraphModule) -> bool:
-    """Whether the node calls code of the launcher's own, or a method that is on no list."""
+    """Whether the node calls the launcher's own code, or a method that is on no list."""
     if node.op == "call_function":
         return not completes(node) if is_wait(node) else known_name(node.target) is None
     if node.op == "call_method":

@@ -1,4 +1,4 @@
-"""Transfer blobs: only those that the service lacks, in parts, resumed where an interrupted transfer ended."""
+"""Transfer blobs in parts: only those that the service lacks are sent, and an interrupted transfer is resumed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fxlib.v1 import blobs_pb2, graph_pb2
 
 CHUNK_BYTES = 1 << 20
 PART_BYTES = 8 << 20
-"""Bytes that are sent in one call, few enough for a slow link within one call's time limit."""
+"""Size in bytes of the part that is sent in one call, small enough for a slow link within one call's time limit."""
 
 BLOB_CORRUPT = "BLOB_CORRUPT"
-"""The service's error code for bytes that do not have the blob's digest."""
+"""The service's error code for bytes whose digest is not the blob's."""
 
 MAX_GRAPH_BYTES = 1 << 30
 _REFS_PER_CALL = 1000
@@ -28,13 +28,13 @@ def upload(connection: Connection, blobs: Mapping[str, bytes], deadline: Deadlin
     Args:
         connection: the connection to the service.
         blobs: the blobs, by SHA-256.
-        deadline: for all calls together.
-        lease: the token of the worker's lease for whose answer the blobs are; a service whose disk is full has a
+        deadline: the deadline for all calls together.
+        lease: the token of the worker's lease, if the blobs belong to its answer; a service whose disk is full has a
             reserve for those.
 
     Raises:
         ServiceUnavailableError: the service was not reached in time.
-        RejectedError: it refused one.
+        RejectedError: the service refused a blob.
     """
     refs = [graph_pb2.BlobRef(sha256=sha256, size=len(data)) for sha256, data in blobs.items()]
     missing: list[graph_pb2.BlobRef] = []
@@ -46,7 +46,7 @@ def upload(connection: Connection, blobs: Mapping[str, bytes], deadline: Deadlin
         except RejectedError as error:
             if error.code != BLOB_CORRUPT:
                 raise
-            # What others had sent under this name was not the blob; the service has dropped it.
+            # The bytes that others had sent under this name were not the blob; the service has dropped them.
             _send(connection, ref, blobs[ref.sha256], deadline, lease)
     return sum(ref.size for ref in missing)
 
@@ -56,8 +56,8 @@ def download(connection: Connection, blob: Blob, deadline: Deadline) -> bytes:
 
     Raises:
         ServiceUnavailableError: the service was not reached in time.
-        RejectedError: it has no such blob.
-        WireError: the bytes are not those that the address names, or too many.
+        RejectedError: the service has no such blob.
+        WireError: the bytes do not have the digest in the address, or there are too many.
     """
     if blob.size > MAX_GRAPH_BYTES:
         raise LimitError(f"{blob.size} bytes are more than {MAX_GRAPH_BYTES}", where=f"blob {blob.sha256}")
@@ -85,7 +85,7 @@ def _missing(connection: Connection, refs: Sequence[graph_pb2.BlobRef], deadline
 
 
 class _Part:
-    """The next part of a blob to upload; a call sends it, and returns whether the service has all of the blob."""
+    """The next part of a blob to upload; calling it sends the part, and returns whether the blob is complete."""
 
     def __init__(self, connection: Connection, ref: graph_pb2.BlobRef, data: bytes, lease: str) -> None:
         self._stub, self._ref, self._data = connection.blobs, ref, memoryview(data)

@@ -1,4 +1,4 @@
-"""The launcher's side of the service: ask for a faster module, and train with the original if none comes."""
+"""Ask the service for a faster module, and train with the original if none comes: the launcher's side."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from fxlib.v1 import jobs_pb2
 
 _PAGE = 200
 _REPORT_S = 10.0
-"""Seconds that one report of live figures may take."""
+"""Time limit of one report of live figures, in seconds."""
 
 
 def connect(
@@ -58,11 +58,12 @@ def connect(
     """Return a client of the service at `address`; nothing is sent before it is first used.
 
     Args:
-        address: "host:port". None: what FXLIB_SERVICE says, else "localhost:8470".
-        tls: True for TLS with the system's authorities, or a `Tls` with files of one's own.
-        token_file: the file of the token that the service asks for. None: what FXLIB_TOKEN_FILE says; without that,
-            this user's own service on this machine is met on its socket, or with the token that it left for its user.
-        insecure: send the token unencrypted to another machine.
+        address: "host:port". None: the value of FXLIB_SERVICE, else "localhost:8470".
+        tls: True for TLS with the system's authorities, or a `Tls` with your own files.
+        token_file: the file of the token that the service asks for. None: the value of FXLIB_TOKEN_FILE; without that,
+            this user's own service on this machine is reached on its socket, or with the token that it left for its
+            user.
+        insecure: whether the token may be sent unencrypted to another machine.
         patience_s: how long to try to reach the service, in seconds, before the original module is kept.
 
     Raises:
@@ -79,7 +80,7 @@ def connect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a service is and how it is spoken to, as plain data; see `connect`, whose arguments it has.
+    """The address of a service and the way to connect to it, as plain data; see `connect`, whose arguments it has.
 
     Attributes:
         ca: PEM file of the authority to trust, for TLS.
@@ -100,7 +101,7 @@ class Endpoint:
         """Return a client of the service.
 
         Raises:
-            FxlibError: a file of TLS cannot be read.
+            FxlibError: a TLS file cannot be read.
         """
         tls = Tls(ca=self.ca, certificate=self.certificate, key=self.key)
         try:
@@ -140,10 +141,10 @@ class Client:
         self.close()
 
     def speaking_for(self, token: str) -> Client:
-        """Return a client of the same service that shows another's token, which alone decides what it may do there.
+        """Return a client of the same service that shows another user's token; only that decides what it may do.
 
         Raises:
-            CredentialError: it is no token, or the connection is one on which tokens say nothing.
+            CredentialError: the text is not a token, or tokens have no meaning on this connection.
         """
         if not is_token(token):
             raise CredentialError("that is no token: one line of printable characters without blanks")
@@ -168,15 +169,15 @@ class Client:
     ) -> Result:
         """Ask for a faster module, and wait for it.
 
-        First the model runs once on a sample of the workload, where no server and no other rank would notice; what it
-        raises, this raises. Whatever goes wrong from there to the answer (no service, no time, a refusal, a graph that
-        is not valid) ends with a warning and the original module.
+        First the model runs once on a sample of the workload, if no server and no other rank would notice; its
+        exceptions are raised here. Any later failure (no service, no time, a refusal, a graph that is not valid) ends
+        with a warning and the original module.
 
         Args:
-            model: a module, captured or not, a graph of torch.fx, or an exported program. What is not a graph is
-                captured; what cannot be traced is exported with the workload's batches.
-            workload: how its step runs.
-            progress: show progress on standard error.
+            model: a module, captured or not, a graph of torch.fx, or an exported program. A model that is not a graph
+                is captured; one that cannot be traced is exported with the workload's batches.
+            workload: how the model's step runs.
+            progress: whether to show progress on standard error.
             group: a process group of `torch.distributed`, or "world", all of whose ranks call this at the same time,
                 for the same model: its rank 0 asks, and all of them adopt the answer, or none does. None: this process
                 asks for itself.
@@ -206,16 +207,16 @@ class Client:
     ) -> Handle:
         """Ask for a faster module, and return at once: train with the original, and `swap` between two steps.
 
-        The model is captured and encoded before this returns; only what waits for the service runs on a thread. Keep
+        The model is captured and encoded before this returns; only the exchange with the service runs on a thread. Keep
         the client open until the handle is ready.
 
         Args:
             model: as for `optimize`.
-            workload: how its step runs.
+            workload: how the model's step runs.
             group: as for `optimize`; its ranks swap at the same step.
-            discover: note calls that no graph fits (another mode, no mask), for which the original runs, and ask about
-                each kind, described by shapes and ranges, in a job of its own. `swap` captures the model for that, and
-                adds what was adopted. Not with `group`.
+            discover: whether to note calls that no graph fits (another mode, no mask), for which the original runs, and
+                to ask about each kind, described by shapes and ranges, in a separate job. `swap` captures the model for
+                that, and adds the adopted graphs. Not with `group`.
             **asked: see `Question`.
 
         Raises:
@@ -242,16 +243,16 @@ class Client:
     def hand_in(
         self, model: Model, workload: Workload, *, request_id: str = "", **asked: Unpack[RequestOptions]
     ) -> Job | Result:
-        """Ask for a faster module, and return the job as the service took it, without waiting for its answer.
+        """Ask for a faster module, and return the job as the service accepted it, without waiting for its answer.
 
-        Where there is nothing to ask, since the model cannot be captured or no worker could measure it, the result says
+        If there is nothing to ask, since the model cannot be captured or no worker could measure it, the result says
         so.
 
         Args:
             model: as for `optimize`.
-            workload: how its step runs.
-            request_id: the request's own id: whoever hands the same request in again, with the same id, gets the job
-                that it has already. By default each call makes a job of its own, unless a finished one answers it.
+            workload: how the model's step runs.
+            request_id: the request's own id: handing the same request in again with the same id returns the job that
+                exists already. By default each call makes a new job, unless a finished one answers it.
             **asked: see `Question`.
 
         Raises:
@@ -302,9 +303,9 @@ class Client:
         limit: int = 50,
         timeout_s: float = 30.0,
     ) -> list[Job]:
-        """List jobs, the newest first; an empty argument matches any.
+        """List jobs, the newest first; an empty argument matches any job.
 
-        Of its report, a job that succeeded has the decision, the reason and the figures.
+        A job that succeeded has only the decision, the reason and the figures of its report.
 
         Raises:
             RemoteError: the service cannot be reached, or refuses.
@@ -328,14 +329,14 @@ class Client:
         oldest_first: bool = False,
         timeout_s: float = 30.0,
     ) -> JobPage:
-        """List one page of jobs, as `jobs` does, the newest first unless told otherwise.
+        """List one page of jobs, as `jobs` does, the newest first by default.
 
         Args:
-            wanted: which jobs; None: all of them.
-            size: number of jobs of a page; the service gives at most 500.
-            token: what the page before says in `following`; "": the first page.
+            wanted: the filter for the jobs; None: all of them.
+            size: number of jobs on a page; the service returns at most 500.
+            token: `following` of the previous page; "": the first page.
             oldest_first: whether the oldest job comes first.
-            timeout_s: how long this may take.
+            timeout_s: time limit, in seconds.
 
         Raises:
             RemoteError: the service cannot be reached, or refuses.
@@ -367,7 +368,7 @@ class Client:
         """Tell `listener` every event of a job whose sequence is greater than `after`, and return the finished job.
 
         Raises:
-            RemoteError: the service cannot be reached, knows no such job, or the time passed.
+            RemoteError: the service cannot be reached or knows no such job, or the time limit passed.
         """
         return follow(self._connection, job_id, self._reached(timeout_s), listener, after=after)
 
@@ -388,11 +389,11 @@ class Client:
 
         Args:
             job_id: the earlier job.
-            request_id: the new request's own id: whoever retries with the same id again gets the same job.
-            timeout_s: how long this may take.
+            request_id: the new request's own id: retrying again with the same id returns the same job.
+            timeout_s: time limit, in seconds.
 
         Raises:
-            RemoteError: the service cannot be reached, knows no such job, or refuses its request today.
+            RemoteError: the service cannot be reached, knows no such job, or now refuses its request.
         """
         request = jobs_pb2.RetryJobRequest(job_id=job_id, request_id=request_id or uuid.uuid4().hex)
         deadline = self._reached(timeout_s)
@@ -433,7 +434,7 @@ class Client:
     def _begin(
         self, model: Model, workload: Workload, asked: RequestOptions, rendezvous: Rendezvous | None
     ) -> tuple[nn.Module, Callable[[Progress], Outcome]]:
-        """Do what needs the caller's thread, while the model does not run.
+        """Do the part that needs the caller's thread, while the model does not run.
 
         Return the module to train with meanwhile, and a function for everything else, which does not raise.
         """
@@ -488,7 +489,7 @@ class Client:
         )
 
     def _report_live(self, job_id: str, live: LiveFigures) -> None:
-        """Tell the service what is measured of a job's training, over a connection of this call's own."""
+        """Report the live figures of a job's training to the service, over a connection of this call's own."""
         request = jobs_pb2.ReportLiveRequest(job_id=job_id, live=live_to_proto(live))
         connection, deadline = self._open(), Deadline(_REPORT_S)
         try:
@@ -500,7 +501,7 @@ class Client:
 
 
 def _note(span: tracing.Span, own: Prepared | Outcome, outcome: Outcome) -> None:
-    """Add to the span of a question what was asked, and what was answered."""
+    """Add the question and its answer to the span."""
     if isinstance(own, Prepared):
         span.note(model=own.request.name, recipe=own.request.recipe.name)
     result = outcome.result
@@ -511,7 +512,7 @@ def _note(span: tracing.Span, own: Prepared | Outcome, outcome: Outcome) -> None
 
 
 def _rendezvous_of(group: Group | None) -> Rendezvous | None:
-    """Return the rendezvous of the ranks that ask together; None where this process asks alone, or is not to ask.
+    """Return the rendezvous of the ranks that ask together; None if this process asks alone, or should not ask.
 
     Raises:
         WorkloadError: there are no such ranks.
@@ -521,13 +522,13 @@ def _rendezvous_of(group: Group | None) -> Rendezvous | None:
     if not disabled():
         return Rendezvous(group)
     if dist.is_initialized():
-        with suppress(WorkloadError, RuntimeError):  # disabled, it shall not fail
+        with suppress(WorkloadError, RuntimeError):  # it must not fail when fxlib is disabled
             withdraw(Rendezvous(group), f"{DISABLE} is set")
     return None
 
 
 def _question_of(model: Model, workload: Workload, question: Question) -> Prepared | Outcome:
-    """Capture and encode; or say why there is nothing to ask.
+    """Capture and encode the model, or say why there is nothing to ask.
 
     Raises:
         TypeError, WorkloadError: the arguments make no sense.
@@ -542,7 +543,7 @@ def _question_of(model: Model, workload: Workload, question: Question) -> Prepar
         return kept(model.module(), error)
     try:
         _check_torch()
-        # Captured even when disabled: fxlib.push_gradients works with captured modules alone.
+        # Captured even when disabled, since fxlib.push_gradients works only with captured modules.
         original = captured = captured_of(original, workload)
         if disabled():
             return Outcome(result=Result.original(left_alone(captured), f"{DISABLE} is set"))
@@ -566,7 +567,7 @@ def _check_torch() -> None:
     """Check that torch is of a version whose internals this release of fxlib knows.
 
     Raises:
-        FxlibError: it is another one.
+        FxlibError: it is another version.
     """
     first, after = TORCH_VERSIONS
     installed = tuple(int(part) for part in torch.__version__.split(".")[:2])

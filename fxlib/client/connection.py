@@ -1,4 +1,4 @@
-"""A channel to the service, and calls over it that outlast a restart of the service.
+"""Open a channel to the service, and make calls over it that outlast a restart of the service.
 
 A failed call says whether to try again, and what to tell the user; a deadline is the point in time by which an answer
 is wanted.
@@ -32,14 +32,14 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ATTEMPT_S = 30.0
-"""The longest that one call may take before it is tried again, in seconds."""
+"""Time limit of one call before it is tried again, in seconds."""
 
 OUTAGE_S = 90.0
-"""Seconds for which a service that was reached before, or its database, may be away. They count from the beginning of a
-call, which may be a stream that was open for a while: so they are more than a minute."""
+"""Time in seconds for which a service that was reached before, or its database, may be away. It counts from the
+beginning of a call, which may be a stream that was open for a while: so it is more than a minute."""
 
 _JITTER = random.Random()
-"""A generator of this module's own: the program's is left alone."""
+"""This module's own random generator, so that the program's is left alone."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = (
@@ -56,7 +56,7 @@ _AWAY = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDE
 
 
 class Connection:
-    """Stubs of the service's two interfaces for clients, and the patience to call them."""
+    """Stubs of the service's two interfaces for clients, with calls that are retried."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class Connection:
         Args:
             address: "host:port".
             tls: None for an unencrypted channel.
-            token_file: the file of the token to send; None: what FXLIB_TOKEN_FILE says, else that of this user's own
-                service.
-            insecure: whether the token may go over an unencrypted channel to another machine.
-            token: the token itself, to send in place of any file's.
+            token_file: the file of the token to send; None: the value of FXLIB_TOKEN_FILE, else the file of this user's
+                own service.
+            insecure: whether the token may be sent over an unencrypted channel to another machine.
+            token: the token itself, to send instead of any file's.
 
         Raises:
             OSError: a file of `tls` cannot be read.
-            CredentialError: there is a token for a socket.
+            CredentialError: a token is given for a socket.
         """
         self.address = address
         target, self._credentials = choose(address, token_file=token_file, tls=tls, insecure=insecure, token=token)
@@ -97,18 +97,18 @@ class Connection:
         self._open.close()
 
     def check_credentials(self) -> None:
-        """Find out now whether there is a token to show, where one is needed.
+        """Check now whether there is a token to show, if one is needed.
 
         Raises:
-            CredentialError: it cannot be read, or may not be sent.
+            CredentialError: the token cannot be read, or may not be sent.
         """
         self._credentials.token()
 
     def reach(self, deadline: Deadline) -> jobs_pb2.GetCapabilitiesResponse:
-        """Wait until the service answers; return what it can do, empty if it does not tell us.
+        """Wait until the service answers; return its capabilities, empty if it does not tell them.
 
         Raises:
-            ServiceUnavailableError: it did not, by the deadline.
+            ServiceUnavailableError: the service did not answer by the deadline.
             CredentialError: the token cannot be read, or may not be sent.
         """
         request = jobs_pb2.GetCapabilitiesRequest()
@@ -118,7 +118,7 @@ class Connection:
                 return self.jobs.GetCapabilities(request, timeout=deadline.left_s, wait_for_ready=True)
             except grpc.RpcError as error:
                 if not understand(error).may_pass:
-                    return jobs_pb2.GetCapabilitiesResponse()  # what it thinks of us, the next call tells
+                    return jobs_pb2.GetCapabilitiesResponse()  # the next call shows whether it accepts this client
                 time.sleep(min(_PAUSES_S[0], deadline.left_s))
         raise ServiceUnavailableError(
             f"not reached within {deadline.seconds:.3g} s",
@@ -127,16 +127,16 @@ class Connection:
         )
 
     def call(self, what: str, attempt: Callable[[float], T], deadline: Deadline) -> T:
-        """Make a call, again and again while its failure may pass, for at most OUTAGE_S.
+        """Make a call, and repeat it while its failure may pass, for at most OUTAGE_S.
 
         Args:
-            what: the call, for messages.
-            attempt: makes the call once, within so many seconds.
-            deadline: for all attempts together.
+            what: the name of the call, for messages.
+            attempt: a function that makes the call once, within the given number of seconds.
+            deadline: the deadline for all attempts together.
 
         Raises:
             ServiceUnavailableError: the service was not reached in time.
-            RejectedError: it refused.
+            RejectedError: the service refused the call.
         """
         where = f"{what} at {self.address}"
         limit = deadline.within(OUTAGE_S)
@@ -156,13 +156,13 @@ class Connection:
 
     @staticmethod
     def _pauses() -> Iterator[float]:
-        """Pauses between attempts, in seconds, spread so that many launchers do not come back at once."""
+        """Yield pauses between attempts, in seconds, spread so that many launchers do not come back at once."""
         for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
             yield pause_s * _JITTER.uniform(0.5, 1.0)
 
 
 def _channel(address: str, tls: Tls | None) -> grpc.Channel:
-    # A proxy that the environment names has no business on loopback: it would see the token on another machine.
+    # Loopback bypasses any proxy that the environment names: it would see the token on another machine.
     options = (*_OPTIONS, ("grpc.enable_http_proxy", 0)) if is_loopback(address) else _OPTIONS
     if tls is None:
         return grpc.insecure_channel(address, options=options)
@@ -186,7 +186,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds left, not below 0."""
+        """The number of seconds left, not below 0."""
         return max(0.0, self._end - time.monotonic())
 
     @property
@@ -201,7 +201,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """One failed call. `retry_after_s` is the service's own word for when the call may succeed, if it gave one."""
+    """One failed call. `retry_after_s` is the delay after which the call may succeed, if the service named one."""
 
     status: grpc.StatusCode
     code: str
@@ -214,14 +214,14 @@ class _Failure:
         return self.status in _AWAY or self.retry_after_s is not None
 
     def error(self, where: str) -> RemoteError:
-        """Return the exception to raise; `where` names the call and the service."""
+        """Return the exception to raise; `where` identifies the call and the service."""
         if self.status in _AWAY:
             return ServiceUnavailableError(self.message, where=where)
         return RejectedError(self.message, code=self.code, where=where)
 
 
 def understand(error: grpc.RpcError) -> _Failure:
-    """Read status and `google.rpc` details of a failed call."""
+    """Read the status and the `google.rpc` details of a failed call."""
     code, retry_after_s = "", None
     for detail in _details(error):
         info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -238,6 +238,6 @@ def understand(error: grpc.RpcError) -> _Failure:
 def _details(error: grpc.RpcError) -> list[Any]:
     try:
         status = rpc_status.from_call(cast(grpc.Call, error))
-    except (ValueError, DecodeError):  # the details contradict the status, or are none: a proxy's doing
+    except (ValueError, DecodeError):  # the details contradict the status, or are not details: they are a proxy's
         return []
     return list(status.details) if status is not None else []

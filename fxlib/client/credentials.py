@@ -1,4 +1,4 @@
-"""The credentials that a client sends: a token from a file, over a connection that nobody else can read."""
+"""Send a client's credentials: a token from a file, over a connection that nobody else can read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fxlib.utils.local_service import TOKEN_FILE, LocalService, find, read_token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """PEM files: the authority behind the service's certificate (None: the system's), and one's own for mutual TLS.
+    """PEM files: the authority behind the service's certificate (None: the system's), and a client's for mutual TLS.
 
-    `server_name` is the name in the service's certificate, where it differs from the address.
+    `server_name` is the name in the service's certificate, if it differs from the address.
     """
 
     ca: Path | str | None = None
@@ -29,15 +29,15 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Says where the token is, and whether it may be sent.
+    """The location of the token, and whether it may be sent.
 
     Attributes:
         address: the service's address, for messages.
-        token_file: the file; None: there is no token.
-        required: whether a file that is not there is an error; this user's own service may have none.
-        private: whether the connection is encrypted, or leaves the machine nowhere.
-        named_by: where the file was named, for messages; empty if nobody did.
-        held: the token itself, where no file has it.
+        token_file: the token's file; None: there is no token.
+        required: whether a missing file is an error; this user's own service may have none.
+        private: whether the connection is encrypted, or does not leave the machine.
+        named_by: where the file was named, for messages; empty if it was not named.
+        held: the token itself, if it is not in a file.
     """
 
     address: str
@@ -48,10 +48,10 @@ class Credentials:
     held: str = field(default="", repr=False)
 
     def token(self) -> str:
-        """Return the token to send, "" for none; each call reads it, since a service that starts anew has another.
+        """Return the token to send, "" for none; each call reads it, since a restarted service has another one.
 
         Raises:
-            CredentialError: it cannot be read, or others could read it on its way.
+            CredentialError: the token cannot be read, or others could read it in transit.
         """
         file = self.token_file
         if not self.held and (file is None or not (self.required or file.exists())):
@@ -75,11 +75,11 @@ def choose(
 ) -> tuple[str, Credentials]:
     """Return the address to connect to, and the credentials to send there.
 
-    A service of this user's own on this machine is met on its socket, or shown the token that it left, unless a token
-    was named, or a certificate, which says who this is. A `token` itself is shown in place of any file's.
+    This user's own service on this machine is reached on its socket, or with the token that it left, unless a token was
+    named, or a certificate, which identifies the user. A `token` itself is shown instead of any file's.
 
     Raises:
-        CredentialError: there is a token for a socket, on which everybody is the owner, whatever token they show.
+        CredentialError: a token is given for a socket, on which every caller is the owner, whatever token they show.
     """
     private = tls is not None or insecure or is_loopback(address)
     if token:
@@ -110,7 +110,7 @@ def _local(address: str) -> LocalService | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is of this machine, and reached from nowhere else."""
+    """Whether an address belongs to this machine, and cannot be reached from anywhere else."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
@@ -121,10 +121,10 @@ def is_loopback(address: str) -> bool:
 
 
 class AuthorizedChannel:
-    """A channel that adds the token to every call; of `grpc.Channel`, it has what generated stubs ask for.
+    """A channel that adds the token to every call; it has the methods of `grpc.Channel` that generated stubs use.
 
-    It is no `grpc.intercept_channel`, which asks the channel for each call anew: in a channel that was closed
-    meanwhile, that ends the process (grpcio 1.85), where a call that was asked for before raises ValueError.
+    It does not use `grpc.intercept_channel`, which asks the channel for each call anew: in a channel that was closed
+    meanwhile, that ends the process (grpcio 1.85), while a call that was asked for before raises ValueError.
     """
 
     def __init__(self, channel: grpc.Channel, credentials: Credentials) -> None:
@@ -132,15 +132,15 @@ class AuthorizedChannel:
         self._credentials = credentials
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> AuthorizedCall:
-        """Return what calls a method of the service."""
+        """Return an object that calls a method of the service."""
         return AuthorizedCall(self._channel.unary_unary(*args, **kwargs), self._credentials)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> AuthorizedCall:
-        """Return what calls a method of the service that answers with a stream."""
+        """Return an object that calls a method of the service that answers with a stream."""
         return AuthorizedCall(self._channel.unary_stream(*args, **kwargs), self._credentials)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> AuthorizedCall:
-        """Return what calls a method of the service that takes a stream."""
+        """Return an object that calls a method of the service that takes a stream."""
         return AuthorizedCall(self._channel.stream_unary(*args, **kwargs), self._credentials)
 
 

@@ -1,4 +1,4 @@
-"""Calls in training that no graph fits: the original runs, and the service is asked about them in the background."""
+"""Discover calls in training that no graph fits: the original runs them, and the service is asked about them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SINGLETONS = (None, True, False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Met:
-    """A way in which the model was called: grad mode, training flags, and inputs, of which no value is kept."""
+    """A way in which the model was called: grad mode, training flags, and inputs without their values."""
 
     name: str
     grad: bool
@@ -45,7 +45,7 @@ class _Met:
 class Discovery:
     """Notes calls that no graph of a module fits, and asks about each kind once, one after another.
 
-    `meet` runs within the program's forwards; `step` between two of its steps, where the model is at rest.
+    `meet` runs within the program's forwards; `step` runs between two of its steps, while the model does not run.
 
     Args:
         ask: a function that asks the service and does not raise.
@@ -53,7 +53,7 @@ class Discovery:
         workload: how the job's own step runs.
 
     Attributes:
-        results: what was answered about each kind of call, by its name: "met 1", "met 2", ...
+        results: the answer about each kind of call, by its name: "met 1", "met 2", ...
     """
 
     def __init__(self, ask: Callable[[Prepared], Outcome], question: Question, workload: Workload) -> None:
@@ -93,7 +93,7 @@ class Discovery:
         self._met.append(_Met(name=name, grad=grad, flags=flags, batches=batches))
 
     def step(self, module: nn.Module) -> None:
-        """Add what was adopted to the module in use, and ask about the next kind of call, if one was met."""
+        """Add adopted graphs to the module in use, and ask about the next kind of call, if one was met."""
         if not isinstance(module, CapturedModule) or module._fxlib.original is None:
             return
         if module is not self._on:
@@ -135,7 +135,7 @@ class Discovery:
             return prepare(captured, self._workload.of(variant), question)
 
     def _described(self, batch: Batch) -> BatchSpec:
-        """Describe a batch; a tensor that the workload's batches have, too, has their range, and so has the target."""
+        """Describe a batch; tensors that the workload's batches also have, and the target, get the range of those."""
         workload = self._workload
         own = workload.spec or describe(workload.real_batches, count=1, ranges={})
         ranges = {
@@ -148,7 +148,7 @@ class Discovery:
 
 
 def _batch_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch | None:
-    """Return the tensors of a call as a batch; None where it was given something else that is not a default."""
+    """Return the tensors of a call as a batch; None if it has another argument that is not a default."""
     signature = inspect.signature(model.forward)
     if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in signature.parameters.values()):
         return None
@@ -179,7 +179,7 @@ def _structure(batch: Batch, *, sizes: bool) -> Hashable:
 
 @contextmanager
 def _flags(module: CapturedModule, flags: Mapping[nn.Module, bool]) -> Iterator[None]:
-    """Set the training flags that the modules had at the call, for the block."""
+    """Set, within the block, the training flags that the modules had at the call."""
     original = module._fxlib.original
     wanted = {**flags, module: flags[original]} if original is not None else flags
     before = {each: each.training for each in wanted}

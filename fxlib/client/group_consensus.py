@@ -1,9 +1,9 @@
-"""Several trainers, one question: rank 0 asks the service, and all ranks adopt its answer, or none does.
+"""Ask one question for several trainers: rank 0 asks the service, and all ranks adopt its answer, or none does.
 
-All ranks write to one `Rendezvous` and read from it: each rank writes what it would ask about, rank 0 writes what the
-service answered, each rank writes whether it could bind that to its own module, and rank 0 counts the votes and writes
-the result. A rendezvous uses the key-value store in which the ranks have met. So it needs no particular backend, and no
-collective, which a training loop would have to order among its own. Only bytes are written; nothing is pickled.
+All ranks write to one `Rendezvous` and read from it: each rank writes its question, rank 0 writes the service's answer,
+each rank writes whether it could bind the answer to its own module, and rank 0 counts the votes and writes the result.
+A rendezvous uses the key-value store in which the ranks have met. So it needs no particular backend, and no collective,
+which a training loop would have to order among its own. Only bytes are written; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fxlib.errors import FxlibError, RemoteError, WorkloadError
 from fxlib.v1 import jobs_pb2
 
 _SETTLE_S = 60.0
-"""Seconds that the ranks may take to bind an answer."""
+"""Time limit for the ranks to bind an answer, in seconds."""
 _NO = b"no "
 _YES = b"yes"
 
 Group: TypeAlias = "dist.ProcessGroup | Literal['world']"
 _CHUNK_BYTES = 1 << 20
-"""The size of the parts in which values are written, in bytes, since a store limits the size of a value."""
+"""Size in bytes of the parts in which values are written, since a store limits the size of a value."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.5
 _used: Counter[str] = Counter()
 _lock = threading.Lock()
 
 
 class DisagreementError(RemoteError):
-    """The ranks cannot adopt one answer; says which of them cannot, and why."""
+    """The ranks cannot adopt one answer; the message says which of them cannot, and why."""
 
 
 def ask_together(
@@ -53,8 +53,8 @@ def ask_together(
     Args:
         rendezvous: the rendezvous of the ranks.
         own: this rank's question; or why it has none, in which case no rank adopts anything.
-        deadline: for the service's answer.
-        inquire: asks the service; called on rank 0 alone.
+        deadline: the deadline for the service's answer.
+        inquire: a function that asks the service; it is called only on rank 0.
     """
     original = own.captured if isinstance(own, Prepared) else own.result.module
     try:
@@ -84,9 +84,9 @@ def withdraw(rendezvous: Rendezvous, why: str) -> None:
 
 
 class Turn:
-    """Settles at which call of `swap` the ranks take the new module: the first that none of them has made.
+    """Decides at which call of `swap` the ranks take the new module: the first that none of them has made.
 
-    Backward runs a module's collectives, too, in an order that follows its forward's. So all ranks must change modules
+    Backward runs a module's collectives, too, in an order that follows the forward's. So all ranks must change modules
     at the same step.
     """
 
@@ -102,7 +102,7 @@ class Turn:
         """Tell the other ranks how many calls this one has made, and learn theirs; called once, on any thread.
 
         Raises:
-            RemoteError: a rank did not tell.
+            RemoteError: a rank did not tell its number.
         """
         self.tell()
         first = float("inf")
@@ -120,7 +120,7 @@ class Turn:
                 self._told = True
 
     def has_come(self) -> bool:
-        """Count a call, and say whether it is the one, or a later one. Waits for the other ranks' word, if need be."""
+        """Count a call, and return whether it is the agreed one or a later one; wait for the other ranks if needed."""
         with self._lock:
             self._made += 1
             made, told = self._made, self._told
@@ -130,7 +130,7 @@ class Turn:
 
 
 def _described(own: Prepared | Outcome) -> bytes:
-    """What a rank asks about: the graph but for what may differ between machines; or that it has no question."""
+    """Return a rank's question: the graph without details that may differ by machine, or that there is no question."""
     if isinstance(own, Outcome):
         return _NO + (own.problem or own.result.explanation).encode()
     digests = hashlib.sha256(_digest(own.blobs[own.request.graph.sha256]))
@@ -163,7 +163,7 @@ def _answer(
                 )
         assert isinstance(own, Prepared)  # noqa: S101 - it said so
         answer = inquire(own)
-    except Exception as error:  # noqa: BLE001 - all ranks shall know
+    except Exception as error:  # noqa: BLE001 - all ranks have to know
         return _NO + _sentence(error).encode()
     job = protocol.job_to_proto(answer.job).SerializeToString()
     variants = [part for name, graph in answer.variants.items() for part in (name.encode(), graph)]
@@ -221,13 +221,13 @@ def _sentence(error: Exception) -> str:
 
 
 class Rendezvous:
-    """One rendezvous of a group, the next at each call: all ranks must open their rendezvous in the same order.
+    """One rendezvous of a group, a new one at each call: all ranks must open their rendezvous in the same order.
 
     Args:
         group: the group whose ranks share the rendezvous; "world" is the default group.
 
     Raises:
-        WorkloadError: `torch.distributed` is not initialized, or this process is no member of the group.
+        WorkloadError: `torch.distributed` is not initialized, or this process is not a member of the group.
     """
 
     def __init__(self, group: Group) -> None:
@@ -249,7 +249,7 @@ class Rendezvous:
         self.size, self.rank = len(ranks), ranks.index(dist.get_rank())
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a value under a name of this rank's, once."""
+        """Write a value once under one of this rank's names."""
         chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
         for index, chunk in enumerate(chunks):
             self._store.set(_key(self.rank, name, index), chunk)
@@ -259,7 +259,7 @@ class Rendezvous:
         """Wait for a rank's value, and return it.
 
         Raises:
-            RemoteError: it was not written in time, or the ranks' store is gone.
+            RemoteError: the value was not written in time, or the ranks' store is gone.
         """
         pause_s = _FIRST_PAUSE_S
         try:
@@ -278,7 +278,7 @@ class Rendezvous:
         """Wait for the values of all ranks, and return them by rank.
 
         Raises:
-            RemoteError: one was not written in time.
+            RemoteError: a value was not written in time.
         """
         return [self.read(rank, name, deadline) for rank in range(self.size)]
 

@@ -1,4 +1,4 @@
-"""A job that is optimized in the background, while its launcher trains with the original."""
+"""Follow a job that is optimized in the background, while its launcher trains with the original."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Handle:
-    """The answer to `Client.submit`, which may still be on its way."""
+    """The answer to `Client.submit`, which may not have arrived yet."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Handle:
     ) -> None:
         """Start `run`, which does not raise, on a thread that does not keep the process alive.
 
-        `turn` settles when several ranks swap together; `discovery` asks about calls that no graph fits.
+        `turn` decides when several ranks swap together; `discovery` asks about calls that no graph fits.
         """
         self._original = original
         self._turn = turn
@@ -44,18 +44,18 @@ class Handle:
 
     @property
     def original(self) -> nn.Module:
-        """The module to train with until the answer is there: the one submitted, or that of an exported program."""
+        """The module to train with until the answer arrives: the submitted one, or that of an exported program."""
         return self._original
 
     def ready(self) -> bool:
-        """Whether the answer is there."""
+        """Whether the answer has arrived."""
         return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the answer; warn if it is the original because something went wrong.
 
         Raises:
-            TimeoutError: there is none after `timeout_s` seconds.
+            TimeoutError: there is no answer after `timeout_s` seconds.
         """
         outcome = self._future.result(timeout_s)
         self._warn(outcome.problem)
@@ -63,17 +63,17 @@ class Handle:
 
     @property
     def discovered(self) -> Mapping[str, Result]:
-        """What was answered about calls that no graph fitted, by name, where `submit(discover=True)` asked for it."""
+        """The answers about calls that no graph fitted, by name, if `submit(discover=True)` asked for them."""
         return {} if self._discovery is None else dict(self._discovery.results)
 
     def swap(self, current: nn.Module) -> nn.Module:
         """Return the module to use from now on; call it between two steps.
 
-        That is the rewritten module once it is there and was adopted, and `current` until then and otherwise. It
-        shares all parameters, buffers and submodules with the module that was submitted, so optimizers and
-        checkpoints stay as they are. Ranks that submitted together swap at the same call: each must call this once
-        per step. With `submit(discover=True)`, calls that no graph fitted are asked about here, and graphs that were
-        adopted for them are added to the module, whichever that is.
+        The returned module is the rewritten one once it has arrived and was adopted, and `current` until then and
+        otherwise. It shares all parameters, buffers and submodules with the module that was submitted, so optimizers
+        and checkpoints stay as they are. Ranks that submitted together swap at the same call: each must call this once
+        per step. With `submit(discover=True)`, this method asks about calls that no graph fitted, and adds graphs that
+        were adopted for them to the module, whichever that is.
         """
         module = self._swapped(current)
         if self._discovery is not None:
@@ -82,7 +82,7 @@ class Handle:
 
     def _swapped(self, current: nn.Module) -> nn.Module:
         if self._turn is not None and self._turn.has_come():
-            self._future.result()  # about to arrive
+            self._future.result()  # it is about to arrive
         elif self._turn is not None and self.ready() and self._future.result().result.adopted:
             return current
         if not self.ready():
@@ -100,7 +100,7 @@ class Handle:
         return result.module
 
     def _settled(self, outcome: Outcome) -> Outcome:
-        """Settle with the other ranks when to swap."""
+        """Agree with the other ranks when to swap."""
         if self._turn is None or not outcome.result.adopted:
             return outcome
         try:

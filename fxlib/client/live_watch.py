@@ -1,9 +1,9 @@
 """Watch the steps of a training loop: how fast they are, and whether the rewritten module is still worth it there.
 
 With a canary, the original runs for a share of the steps, in turns with the rewritten module. Each round of steps has
-one pair of blocks, one of either module beside each other, and which comes first is a coin toss: so the figure is the
-one of a trial (`fxlib.profiling.statistics`). The first steps after a switch do not count, since caches and what a
-pipeline fetches ahead are cold. Which module runs is a function of the step's number alone, so that ranks agree on it.
+one pair of adjacent blocks, one of each module, and a coin toss decides which comes first: so the figure is the same as
+a trial's (`fxlib.profiling.statistics`). The first steps after a switch do not count, since caches are cold and a
+pipeline has fetched nothing ahead. Which module runs depends only on the step's number, so that ranks agree on it.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ BLOCK_STEPS: Final = 4
 """Number of steps of one block of a pair."""
 _TURN: Final = COLD_STEPS + BLOCK_STEPS
 WINDOW: Final = 32
-"""Number of late pairs by which the gain is shown."""
+"""Number of recent pairs from which the displayed gain is estimated."""
 _WINDOWS: Final = (32, 256, 2048)
-"""Numbers of pairs after which a decision begins anew, so that what was long ago does not hide what is now: the short
-window sees a large loss soon, and the long ones a small loss at all."""
+"""Numbers of pairs after which a decision begins anew, so that old pairs do not hide the present: the short window
+detects a large loss soon, and only the long ones detect a small loss."""
 _PLAIN_ROUND: Final = 100
 """Number of steps of a round without a canary."""
 _DECISIVE: Final = 0.998
-"""Two-sided confidence of a decision to go back: within a window, one in a thousand is wrong."""
+"""Two-sided confidence of a decision to go back: within a window, one decision in a thousand is wrong."""
 _SHOWN: Final = 0.95
 """Confidence of the interval that is reported."""
 _EVERY_S: Final = 30.0
 _LOOK_S: Final = 0.25
-"""Seconds between two looks at whether rank 0 has decided to go back."""
+"""Interval in seconds between two checks of whether rank 0 has decided to go back."""
 _CLOSING_S: Final = 5.0
 _IN_TURN: Final = "it runs in turn with the rewritten module, to be compared with it"
 _BACK: Final = "the gain of the rewritten module fell below what was asked for"
 _NO, _YES = b"no", b"yes"
 
 Report = Callable[[LiveFigures], None]
-"""Tells the service; raises a RemoteError where that fails."""
+"""A function that reports to the service; it raises a RemoteError if that fails."""
 
 
 class Place(NamedTuple):
-    """One step of a round: whether the original runs, whether the step counts, and whether it is of a pair's block."""
+    """One step of a round: whether the original runs, whether the step counts, and whether it belongs to a pair."""
 
     original: bool
     counts: bool = True
@@ -72,11 +72,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Which module runs at which step.
+    """The plan of which module runs at which step.
 
     Attributes:
         canary: share of the steps that the original runs; 0: none.
-        seed: decides the coin tosses; the same on all ranks.
+        seed: seed of the coin tosses; the same on all ranks.
     """
 
     canary: float
@@ -88,7 +88,7 @@ class Turns:
         return max(2 * _TURN, math.ceil(_TURN / self.canary)) if self.canary else _PLAIN_ROUND
 
     def at(self, step: int) -> Place:
-        """Return the place of a step, by its number from 0."""
+        """Return the place of a step in its round, by the step's number from 0."""
         length = self.round_steps
         turn, place = divmod(step, length)
         if not self.canary:
@@ -109,7 +109,7 @@ def _original_first(seed: str, turn: int) -> bool:
 
 
 class _Block:
-    """Steps, samples and seconds of one module, added up."""
+    """The sums of one module's steps, samples and seconds."""
 
     __slots__ = ("samples", "seconds", "steps")
 
@@ -126,7 +126,7 @@ class Comparison:
     """The pairs of blocks so far, and whether the gain has fallen below the least that is worth it.
 
     Args:
-        least_gain: relative; 0.02 is 2%.
+        least_gain: the least gain, relative; 0.02 is 2%.
     """
 
     def __init__(self, least_gain: float) -> None:
@@ -140,14 +140,14 @@ class Comparison:
         self._late.append(log_ratio)
         for size, window in self._windows.items():
             window.add(log_ratio)
-            if len(window) % (size // _WINDOWS[0]) == 0 and window.below(self._least):  # a long one is slow to look at
+            if len(window) % (size // _WINDOWS[0]) == 0 and window.below(self._least):  # a long one is slow to check
                 self.has_fallen = True
             if len(window) >= size:
                 self._windows[size] = ConfidenceSequence(_DECISIVE)
 
     @property
     def gain(self) -> Estimate | None:
-        """The gain by the last pairs; None where they are too few for an interval."""
+        """The gain over the last pairs; None if they are too few for an interval."""
         shown = ConfidenceSequence(_SHOWN)
         for each in tuple(self._late):
             shown.add(each)
@@ -155,16 +155,16 @@ class Comparison:
 
 
 class StepWatch(LiveWatch):
-    """Watches the steps of one training loop; all of it but the reports happens on the loop's own thread.
+    """Watches the steps of one training loop; everything but the reports happens on the loop's own thread.
 
     Args:
         module: the module that trains.
-        original: the original's graph, to run in turn; None where the module is the original, or has no graph.
-        job_id: the job whose answer trains.
+        original: the original's graph, to run in turn; None if the module is the original, or has no graph.
+        job_id: the id of the job whose answer trains.
         samples: number of samples of a step, unless the loop says otherwise.
-        least_gain: what the job asked for.
-        report: tells the service.
-        options: what the user asked for.
+        least_gain: the least gain that the job asked for.
+        report: a function that reports to the service.
+        options: the user's options.
 
     Raises:
         WorkloadError: the options make no sense, or there is no such group.
@@ -206,7 +206,7 @@ class StepWatch(LiveWatch):
         self._went_back = False
         self._place = Place(original=False, counts=False)
         self._rounds: deque[tuple[_Block, _Block]] = deque([(_Block(), _Block())], maxlen=WINDOW)
-        """What the rewritten module, and the original, did in each of the last rounds."""
+        """The blocks of the rewritten module and of the original in each of the last rounds."""
         self._pair = (_Block(), _Block())
         self._block = _Step(self)
         self._closed, self._wake = threading.Event(), threading.Event()
@@ -258,7 +258,7 @@ class StepWatch(LiveWatch):
         self.close()
 
     def begin(self) -> None:
-        """Have the module run that is to run in the next step."""
+        """Switch to the module that runs in the next step."""
         if self._turn is not None and not self._closed.is_set() and self._turn.has_come():
             self._go_back()
         self._place = self._turns.at(self._steps)
@@ -270,7 +270,7 @@ class StepWatch(LiveWatch):
             self._switch(to_original=self._place.original)
 
     def end(self, samples: float, seconds: float) -> None:
-        """Note a step that has ended well."""
+        """Note a step that has ended without an error."""
         place = self._place
         if not place.counts:
             return
@@ -322,7 +322,7 @@ class StepWatch(LiveWatch):
         )
 
     def _tell(self) -> None:
-        """Report now and then, on a thread of its own."""
+        """Report from time to time, on a separate thread."""
         assert self._report is not None  # noqa: S101 - the thread would not run
         while True:
             self._wake.wait(self._every_s)
@@ -337,7 +337,7 @@ class StepWatch(LiveWatch):
                 return
 
     def _agree(self) -> None:
-        """Agree with the other ranks on the step at which all go back, on a thread of its own."""
+        """Agree with the other ranks on the step at which all go back, on a separate thread."""
         rendezvous, turn = self._rendezvous, self._turn
         assert rendezvous is not None  # noqa: S101 - the thread would not run
         assert turn is not None  # noqa: S101 - the same
@@ -352,7 +352,7 @@ class StepWatch(LiveWatch):
             _LOG.info("the store of the ranks does not answer: %s", error)
 
     def _decided(self, rendezvous: Rendezvous) -> bool:
-        """Wait until rank 0 decides to go back, or has ended, or this rank has."""
+        """Wait until rank 0 decides to go back, or until it or this rank has ended."""
         while not self._closed.wait(_LOOK_S):
             if rendezvous.rank == 0:
                 if self._comparison.has_fallen:
@@ -369,7 +369,7 @@ class StepWatch(LiveWatch):
 
 
 class _Step:
-    """The block around one step."""
+    """The `with` block around one step."""
 
     __slots__ = ("_began", "_watch", "samples")
 

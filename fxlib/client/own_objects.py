@@ -26,10 +26,10 @@ IsOwn = Callable[[Node, GraphModule], bool]
 
 
 def held_uses(module: nn.Module, numbers: Numbers, is_own: IsOwn, *, contracts: bool) -> Iterator[tuple[Hashable, str]]:
-    """Yield what is done with objects of the launcher's own, and each use in words; `is_own` tells its own code.
+    """Yield each use of the launcher's own objects, also in words; `is_own` says what code is the launcher's.
 
-    What the launcher's code returned may be a tensor: what other tensors stand beside it does not count. With
-    `contracts`, what a call is given may also be given to the function that takes its gradient.
+    The result of the launcher's code may be a tensor: the other tensors that are used with it do not count. With
+    `contracts`, arguments of a call may also be given to the function that takes its gradient.
     """
     known, held = numbers.of(module), _held(module, is_own)
     shapes: dict[Node, int] = {}
@@ -51,7 +51,7 @@ def held_uses(module: nn.Module, numbers: Numbers, is_own: IsOwn, *, contracts: 
 
 
 def _held(module: nn.Module, is_own: IsOwn) -> dict[Node, bool]:
-    """Return the nodes that may hold an object of the launcher's own, and of each whether it certainly does."""
+    """Return the nodes that may hold one of the launcher's own objects, each with whether it certainly does."""
     held: dict[Node, bool] = {}
     entered: set[nn.Module] = set()
     before = -1
@@ -91,14 +91,14 @@ def _is_object(body: GraphModule, path: str) -> bool:
 
 
 def _is_checked(node: Node) -> bool:
-    """Whether the node is a call, or the wait for one, of which more is asked elsewhere."""
+    """Whether the node is a call, or the wait for one, which stricter checks elsewhere cover."""
     if is_wait(node):
         return completes(node)
     return node.target in CALLS or node.target in FETCHES or is_call(node) or is_issue(node)
 
 
 def _is_plain(node: Node, body: GraphModule, held: dict[Node, bool]) -> bool:
-    """Whether the node is tensor code, which refuses what is no tensor, and its inputs may well be tensors."""
+    """Whether the node is tensor code, which refuses anything but tensors, and its inputs may be tensors."""
     if any(held.get(each) for each in node.all_input_nodes):
         return False
     if node.op == "call_module":
@@ -118,7 +118,7 @@ def _use(node: Node, path: str, numbers: Numbers, known: dict[Node, int]) -> Has
 def _given_away(
     node: Node, inputs: list[Node], numbers: Numbers, known: dict[Node, int], *, contracts: bool
 ) -> Iterator[Hashable]:
-    """Yield which of the inputs a remote call is given, besides the one that says whom it reaches."""
+    """Yield the inputs that are arguments of a remote call, besides the one that says which server it reaches."""
     if not inputs or not (node.target in CALLS or is_batch(node)):
         return
     to: Any

@@ -1,7 +1,7 @@
-"""Find what is wrong with a request before anything is uploaded.
+"""Find errors in a request before anything is uploaded.
 
-A sample batch runs once in the launcher, so that the model itself reports a wrong one. And what the workers of a
-service would refuse is found by what they report.
+A sample batch runs once in the launcher, so that the model itself reports a wrong batch. The reports of a service's
+workers show which requests they would refuse.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from fxlib.v1 import graph_pb2, jobs_pb2
 _SERVED = ("fxlib.", "torch", "_operator:", "builtins:")
 """Prefixes of the names of functions that every server of a trial has."""
 DEVICES = frozenset({"cpu", "meta"})
-"""Kinds of devices that a trial has; what has no values anywhere is drawn on the first."""
+"""Kinds of devices that a trial has; tensors without values are drawn on the first."""
 _PROFILE = "measure the job with fxlib.profile(...) and pass that as profile=, so that it can be replayed"
 _OPAQUE = ("opaque_function", "opaque_method")
 
 
 class UnservedError(RemoteError):
-    """No worker that is there could measure the job; `reason` is the one with which a trial would end."""
+    """No present worker could measure the job; `reason` is the one with which a trial would end."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason.sentence(detail))
@@ -57,7 +57,7 @@ class UnservedError(RemoteError):
 
 
 def check_measurable(captured: GraphModule, workload: Workload) -> None:
-    """See that a trial could hold a job's tensors and process groups, and what `DistributedDataParallel` runs in it.
+    """Check that a trial could hold a job's tensors and process groups, and code that `DistributedDataParallel` runs.
 
     Raises:
         UnservedError: NO_DEVICE, COLLECTIVES or OPAQUE_CODE.
@@ -72,7 +72,7 @@ def check_measurable(captured: GraphModule, workload: Workload) -> None:
 
 
 def _devices(captured: GraphModule, workload: Workload) -> Iterator[str]:
-    """Yield the devices of weights and batches that no trial has."""
+    """Yield the devices of weights and batches that are not available in any trial."""
     state = dict.fromkeys(each for _, body in bodies(captured) for each in (*body.parameters(), *body.buffers()))
     batches = (pytree.tree_leaves((each.inputs, dict(each.kwargs), each.target)) for each in workload.real_batches)
     for each in (*state, *chain.from_iterable(batches)):
@@ -83,7 +83,7 @@ def _devices(captured: GraphModule, workload: Workload) -> Iterator[str]:
 def check_served(
     prepared: Prepared, capabilities: jobs_pb2.GetCapabilitiesResponse, connection: Connection, deadline: Deadline
 ) -> None:
-    """See that the service knows the recipe, and that a trial on its workers could begin, for all that can be told.
+    """Check that the service knows the recipe, and that, as far as known, a trial on its workers could begin.
 
     Raises:
         PassError: neither the service nor this library knows the recipe, a pass or an option.
@@ -106,7 +106,7 @@ def _check_recipe(
         protocol.recipe_from_proto(recipe)
     except PassError:
         if recipe.name in capabilities.recipes and not recipe.passes:
-            return  # of a newer service
+            return  # the service is newer
         request = jobs_pb2.ListPassesRequest()
         listed = connection.call(
             "listing passes", lambda left_s: connection.jobs.ListPasses(request, timeout=left_s), deadline
@@ -118,9 +118,9 @@ def _check_recipe(
 
 
 def _opaque(prepared: Prepared) -> Iterator[str]:
-    """Yield the code in the graphs that only this process has, in words.
+    """Yield, in words, the code in the graphs that only this process has.
 
-    Functions of registered clients, and the handles that these are given, are replayed.
+    Functions of registered clients, and the handles that are given to these, are replayed.
     """
     graph = wire.parse(prepared.blobs[prepared.request.graph.sha256])
     clients = {label for each in graph.clients for label in (each.blocking, each.issue, each.wait)}
@@ -164,14 +164,15 @@ def _owner_of(graph: graph_pb2.Graph, module: graph_pb2.Module, path: str) -> gr
 
 
 def _module_at(graph: graph_pb2.Graph, module: graph_pb2.Module, path: str) -> str:
-    """Return the class of a module that cannot travel; empty of one that can."""
+    """Return the class of a module that cannot be sent; empty if the module can be sent."""
     return _owner_of(graph, module, f"{path}.").opaque
 
 
 def _unserved(prepared: Prepared, workers: Iterable[jobs_pb2.WorkerInfo]) -> Iterator[str]:
     """Yield the calls that no server of a trial would answer.
 
-    Modules that an operator allowed may import others, whose functions servers then have, too: no worker may have any.
+    Modules that an operator allowed may import others, whose functions servers then also have. So an unknown function
+    counts as missing only if no worker has such modules.
     """
     there = list(workers)
     unknown = bool(there) and not any(worker.allowed_modules for worker in there)
@@ -189,7 +190,7 @@ def _unserved(prepared: Prepared, workers: Iterable[jobs_pb2.WorkerInfo]) -> Ite
 
 
 def _called(node: Node) -> tuple[str, str]:
-    """Return server and function of a remote call, or of the push of its gradient; the server empty if not constant."""
+    """Return the server (empty if not constant) and the function of a remote call, or of the push of its gradient."""
     if node.target in TRACKERS:
         _, to, function, *_ = node.args
     elif node.target in CALLS_BY_NAME:
@@ -200,7 +201,7 @@ def _called(node: Node) -> tuple[str, str]:
 
 
 def _owners(module: GraphModule) -> Iterator[str]:
-    """Yield the servers that own the objects behind RRefs which a model holds."""
+    """Yield the servers that own the objects behind a model's RRefs."""
     for each in module.modules():
         for value in vars(each).values():
             if isinstance(value, rpc.PyRRef):
@@ -208,18 +209,18 @@ def _owners(module: GraphModule) -> Iterator[str]:
 
 
 def run_sample(captured: GraphModule, workload: Workload) -> bool:
-    """Run the model's own forward, and the loss, on one batch of the workload; put back what they changed.
+    """Run the model's own forward, and the loss, on one batch of the workload; restore what they changed.
 
-    That is the model as it was written, so that an error is the one that training would meet. It does not run where a
-    run would be noticed elsewhere: by a server, unless all calls are declared to change nothing and RPC is up; or by
-    other ranks. Code that is kept whole, which may do anything, does not run while RPC or torch.distributed is up.
-    Nor does anything where the weights are on the meta device.
+    This runs the model as it was written, so that an error is the one that training would meet. The model does not run
+    if others would notice it: a server, unless all calls are declared to change nothing and RPC is initialized; or
+    other ranks. Code that is kept whole, which may do anything, does not run while RPC or torch.distributed is
+    initialized. Nothing runs if the weights are on the meta device.
 
     Returns:
-        Whether it ran.
+        Whether the model ran.
 
     Raises:
-        Exception: whatever the model raises, or the loss; with a note that says which batch it was.
+        Exception: whatever the model or the loss raises, with a note that names the batch.
     """
     model = captured._fxlib.original if isinstance(captured, CapturedModule) else None
     model = captured if model is None else model
@@ -249,7 +250,7 @@ def _stays_here(captured: GraphModule, workload: Workload) -> bool:
         return False
     is_group, is_rpc = dist.is_available() and dist.is_initialized(), bool(rpc.api._is_current_rpc_agent_set())
     if is_group and dist.get_world_size() > 1:
-        return False  # modules of one's own may hold collectives, as DistributedDataParallel does
+        return False  # the user's own modules may hold collectives, as DistributedDataParallel does
     if (is_group or is_rpc) and _has_opaque_code(captured):
         return False
     if not any(is_call(node) or is_issue(node) or node.target is ops.create for node in nodes):
@@ -258,7 +259,7 @@ def _stays_here(captured: GraphModule, workload: Workload) -> bool:
 
 
 def _has_opaque_code(captured: GraphModule) -> bool:
-    """Whether a graph calls code that may do anything: functions and modules of the user's own, kept whole."""
+    """Whether a graph calls code that may do anything: the user's own functions and modules, kept whole."""
     for _, body in bodies(captured):
         behaviours = Behaviours(body)
         if any(behaviours.of(node).fence is Reason.OPAQUE_NEIGHBOUR for node in body.graph.nodes):
@@ -271,7 +272,7 @@ def _has_weights(model: nn.Module) -> bool:
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:
-    """Return a copy, which the model may write, with its tensors where the model's weights are."""
+    """Return a copy of a batch, which the model may write to, with tensors on the device of the model's weights."""
     copy = copy_of(batch)
     moved = mapped(
         lambda each: each.to(device) if isinstance(each, torch.Tensor) else each,

@@ -1,4 +1,4 @@
-"""The question of a launcher, and its conversion to a request message."""
+"""Convert the question of a launcher to a request message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fxlib.v1 import jobs_pb2
 
 _TRIAL = TrialOptions()
 _MAX_SENT_NODES = 50_000
-"""The largest number of a profile's nodes that is sent: a few megabytes of a message that may have eight."""
+"""Maximum number of a profile's nodes that are sent: they take a few megabytes of a message that may have eight."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -53,30 +53,30 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of the service.
+    """A question to the service.
 
     Args:
         recipe: a recipe's name, a `Recipe`, or a list of passes: names, (name, options), or the passes themselves.
         name: the model's name on dashboards and in listings.
         namespace: the namespace that the job belongs to.
-        labels: anything to find the job by.
+        labels: any labels by which the job can be found.
         where: the labels that a worker must have to measure the job; empty: any worker will do.
         min_gain: the least relative gain in QPS worth adopting (0.02 is 2%).
         confidence: level of the interval whose lower end is compared with `min_gain`.
         budget_s: wall-clock budget of the measurement, in seconds.
-        max_relative_error: how far results may be from the original's where a pass does not promise the same bits: the
-            largest difference in a tensor, over the largest magnitude in the original's. Raise it for half precision.
-        deadline_s: how long the launcher waits for the answer, in seconds; then it trains with its original.
+        max_relative_error: limit on the error of results if a pass does not promise the same bits: the largest
+            difference in a tensor, divided by the largest magnitude in the original's. Raise it for half precision.
+        deadline_s: how long the launcher waits for the answer, in seconds; after that it trains with its original.
         fresh: whether to measure anew even if the service has an answer for the same graph, recipe, workload and
             hardware.
-        profile: what `fxlib.profile` measured of the model; without one, the trial measures it. A trial serves from it
-            the remote functions that workers do not have.
+        profile: the model's profile, as `fxlib.profile` measured it; without one, the trial measures it. A trial uses
+            it to serve the remote functions that workers do not have.
         diffs: whether the result shows what each pass did to the generated code (`PassReport.diff`).
         weights: whether the values of weights may be sent, if the recipe has a use for them: `auto` tries less without
             them, and others that need them are refused.
 
     Raises:
-        WorkloadError: a figure is out of its range, or no worker can have a label of `where`.
+        WorkloadError: a number is out of its range, or no worker can have a label of `where`.
     """
 
     recipe: protocol.RecipeLike = "schedule"
@@ -95,7 +95,7 @@ class Question:
     weights: bool = True
 
     def __post_init__(self) -> None:
-        """Check the figures, and where the job may run."""
+        """Check the numbers, and the labels of `where`."""
         for key, problem in problems_of(self.where):
             raise WorkloadError(problem, where=f"where[{key}]" if key else "where")
         if not self.deadline_s > 0:
@@ -104,7 +104,7 @@ class Question:
 
     @property
     def trial(self) -> TrialOptions:
-        """The part that the trial needs."""
+        """The part of the question that the trial needs."""
         return TrialOptions(
             min_gain=self.min_gain,
             confidence=self.confidence,
@@ -117,10 +117,10 @@ class Question:
 class Prepared:
     """A question ready to be sent: the request, the blobs that it names, by SHA-256, and the graph that it is about.
 
-    `marks` are the weights as they were when their values were sent, by name; empty if none were. `ran`: the model ran
-    on a sample in this process. `variants` are those of the workload that are part of the question, and `declined` says
-    why the others are not, both by name. `passes` are those of the recipe; None: nobody
-    here knows them.
+    `marks` are the weights as they were when their values were sent, by name; empty if none were sent. `ran` says
+    whether the model ran on a sample in this process. `variants` are the workload's variants that are part of the
+    question, and `declined` says why the others are not, both by name. `passes` are the passes of the recipe; None if
+    they are not known here.
     """
 
     captured: GraphModule
@@ -135,7 +135,7 @@ class Prepared:
 
 
 def captured_of(model: Model, workload: Workload) -> GraphModule:
-    """Return the model if it is captured, else capture it; what cannot be traced is exported with the batches.
+    """Return the model if it is captured, else capture it; a model that cannot be traced is exported with the batches.
 
     Raises:
         CaptureError: the model holds something that cannot be recorded.
@@ -204,10 +204,10 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
 
 
 def calibrated(captured: GraphModule, workload: Workload, question: Question) -> Workload:
-    """Return a workload with the ranges of what int8 layers take, where its batches are described and were kept here.
+    """Return a workload with the ranges of int8 layers' inputs, if its batches are described and were kept here.
 
-    The recipe's passes before the one that quantizes run here, too, as it names layers by what they leave. Made-up
-    batches are in the range of the real ones then.
+    The recipe's passes before the one that quantizes run here, too, since it names layers by the result of those. Then
+    made-up batches are in the range of the real ones.
 
     Raises:
         PassError: a pass does not apply.
@@ -218,7 +218,7 @@ def calibrated(captured: GraphModule, workload: Workload, question: Question) ->
     if step is None or workload.spec is None or not workload.calibration:
         return workload
     if protocol.is_auto(question.recipe) and question.max_relative_error <= _TRIAL.max_relative_error:
-        return workload  # which leaves int8 no place
+        return workload  # the bound on the error leaves no room for int8
     before = Recipe(name="before int8", passes=passes[:place]).run(captured, PlanningRequest.of(workload)).module
     context = Context(before, workload=workload, max_relative_error=question.max_relative_error)
     told = with_ranges_of(workload.spec, workload.calibration)
@@ -226,7 +226,7 @@ def calibrated(captured: GraphModule, workload: Workload, question: Question) ->
 
 
 def _sent(profile: Profile) -> Profile:
-    """Leave the shortest nodes out where there are too many for one message: planning estimates them."""
+    """Leave the shortest nodes out if there are too many for one message; planning estimates them."""
     if len(profile.nodes) <= _MAX_SENT_NODES:
         return profile
     longest = sorted(profile.nodes, key=lambda node: node.seconds, reverse=True)[:_MAX_SENT_NODES]

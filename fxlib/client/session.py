@@ -1,4 +1,4 @@
-"""The conversation with the service about one question, from the first blob to the module."""
+"""Talk to the service about one question, from the first blob to the module."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ from fxlib.v1 import jobs_pb2
 _LOG = logging.getLogger(__name__)
 
 BLOB_MISSING: Final = "BLOB_MISSING"
-"""The service's error code for a blob that a request names, and that it no longer has."""
+"""The service's error code for a blob that a request names but that the service no longer has."""
 
 _COMPUTED: Final = "values computed from weights: training, and whatever records gradients, goes on with the original"
 """The note of a result whose passes were given the weights."""
 _MEASURE_HERE: Final = "Have a worker on a machine like this one, and name its label in `where`."
 
 _LOST: Final = frozenset({BLOB_CORRUPT, "BLOB_NOT_FOUND"})
-"""Its error codes for a blob that was damaged or deleted after the request was taken."""
+"""The service's error codes for a blob that was damaged or deleted after the request was accepted."""
 
 
 class OtherMachineError(FxlibError):
-    """The answer was measured on a processor, or with a compiler, that this machine has not."""
+    """The answer was measured on a processor, or with a compiler, that this machine does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A result, and what went wrong on the way to it, if anything did."""
+    """A result, and the error on the way to it, if there was one."""
 
     result: Result
     problem: str = ""
 
 
 def left_alone(original: nn.Module) -> nn.Module:
-    """Return a module that is handed back as it came; of what was captured for the question, the original runs."""
+    """Return a module as it was given; if it was captured for the question, its original runs."""
     if isinstance(original, CapturedModule):
         original.keep_original()
     return original
@@ -70,7 +70,7 @@ def kept(original: nn.Module, error: Exception, *, job_id: str = "") -> Outcome:
     """Return the outcome that keeps the original because of an error."""
     text = str(error) if isinstance(error, FxlibError) else f"unexpected {type(error).__name__}: {error}"
     result = Result.original(left_alone(original), text, job_id=job_id)
-    if isinstance(error, UnservedError):  # an answer, as a trial would give it: nothing went wrong
+    if isinstance(error, UnservedError):  # this is an answer, as a trial would give it: nothing went wrong
         return Outcome(result=replace(result, reason=error.reason))
     if isinstance(error, OtherMachineError):
         result = replace(result, reason=Reason.OTHER_MACHINE)
@@ -82,7 +82,7 @@ def kept(original: nn.Module, error: Exception, *, job_id: str = "") -> Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the service answered: a finished job, and its rewritten graph, if it has one to adopt.
+    """The service's answer: a finished job, and its rewritten graph, if it has one to adopt.
 
     `values` are tensors that the graphs hold besides the caller's own, as blobs by SHA-256. `variants` are the
     rewritten graphs of variants to adopt, by name.
@@ -117,10 +117,10 @@ class Inquiry:
 
     @tracing.span("client.send")
     def hand_in(self, prepared: Prepared) -> Job:
-        """Send the question, and return the job as the service took it.
+        """Send the question, and return the job as the service accepted it.
 
         Raises:
-            RemoteError: the service cannot be reached, refuses, or no worker of it could measure the job.
+            RemoteError: the service cannot be reached or refuses, or none of its workers could measure the job.
             PassError: nobody knows the recipe.
         """
         connection, deadline = self._connection, self._deadline
@@ -134,15 +134,15 @@ class Inquiry:
         return job
 
     def answer(self, prepared: Prepared) -> Answer:
-        """Send the question, and follow the job to its end; once more if the service has lost or damaged a blob of it.
+        """Send the question, and follow the job to its end; repeat this once if the service lost or damaged a blob.
 
-        The service deletes a blob that it finds damaged, so that whoever asks again uploads it anew.
+        The service deletes a blob that it finds damaged, so that a new question uploads it again.
 
         Raises:
-            RemoteError: the service cannot be reached, refuses, or does not answer in time, or no worker of it could
-                measure the job.
+            RemoteError: the service cannot be reached, refuses, or does not answer in time, or none of its workers
+                could measure the job.
             PassError: nobody knows the recipe.
-            WireError: what it sends has no meaning.
+            WireError: the service's messages have no meaning.
         """
         try:
             answer = self._answer_once(prepared)
@@ -187,7 +187,7 @@ class Inquiry:
 
 
 def _anew(prepared: Prepared) -> Prepared:
-    """Return the same question as a new request, whose answer is not the one to the last."""
+    """Return the same question as a new request, which the last one's answer does not answer."""
     request = jobs_pb2.OptimizeRequest()
     request.CopyFrom(prepared.request)
     request.request_id = str(uuid.uuid4())
@@ -200,13 +200,13 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
 
     Args:
         prepared: the question.
-        answer: what was answered.
-        seconds: the time that is left for it; a graph that would take longer to check is refused unread.
+        answer: the service's answer.
+        seconds: the time that is left, in seconds; a graph that would take longer to check is refused unread.
 
     Raises:
         JobFailedError: the job ended without a report.
-        OtherMachineError: what was measured is not to be had on this machine.
-        WireError: the answer contradicts itself, or its graph is none that this module may become.
+        OtherMachineError: this machine lacks the instructions or compilers that were measured.
+        WireError: the answer contradicts itself, or this module may not become its graph.
     """
     job = answer.job
     if job.report is None:
@@ -248,9 +248,9 @@ def conclude(prepared: Prepared, answer: Answer, *, seconds: float = math.inf) -
 
 
 def _misses_bound(prepared: Prepared, module: nn.Module) -> str:
-    """Return how a module is further from the original than allowed on the batches that did not leave this process.
+    """Return how a module exceeds the allowed error on the batches that did not leave this process.
 
-    A trial has seen made-up ones alone. Only where ranges were taken of the batches is the program known to run here.
+    A trial has seen only made-up batches. The program is known to run here only if ranges were taken from the batches.
     """
     if module is prepared.captured or not prepared.workload.ranges:
         return ""
@@ -268,7 +268,7 @@ def _check_machine(report: Report) -> None:
     """Check that this machine has the instructions and the compilers with which an answer to adopt was measured.
 
     Raises:
-        OtherMachineError: it has others.
+        OtherMachineError: it does not have them.
     """
     for each in (report, *report.variants.values()):
         if each.decision != "adopt":
@@ -298,7 +298,7 @@ def _download(connection: Connection, blob: Blob, deadline: Deadline, limits: wi
 
 
 def _blamed(report: Report) -> Report:
-    """Reword the answer where a model that ran here failed in the trial, since the model is not to blame."""
+    """Reword the answer if a model that ran here failed in the trial, since the model is not to blame."""
     if report.reason is not Reason.ORIGINAL_FAILS:
         return report
     detail = report.explanation.removeprefix(Reason.ORIGINAL_FAILS.sentence())
@@ -306,7 +306,7 @@ def _blamed(report: Report) -> Report:
 
 
 def _accepted(connection: Connection, prepared: Prepared, deadline: Deadline, progress: Progress) -> Job:
-    """Upload what is missing, and hand the question in; the request id makes it safe to repeat."""
+    """Upload missing blobs, and hand the question in; the request id makes it safe to repeat."""
     progress.say("sending the graph")
     prepared.request.traceparent = tracing.traceparent()
     upload(connection, prepared.blobs, deadline)

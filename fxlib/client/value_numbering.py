@@ -1,4 +1,4 @@
-"""Value numbering over all GraphModules of a module tree: nodes of two graphs that compute the same have one number."""
+"""Number values over all GraphModules of a module tree: nodes of two graphs that compute the same share a number."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fxlib.wire.callables import known_name
 
 
 class Numbers:
-    """Numbers of expressions. Two nodes have one number if the same steps, from the same beginnings, lead to both.
+    """Numbers of expressions. Two nodes have the same number if the same steps from the same sources lead to both.
 
-    A beginning is an argument or an attribute of the module, by its path, or a constant. An issued call that is waited
-    for counts as the blocking call, and when a gradient leaves does not count. Effects are not looked at: two random
-    draws have one number.
+    A source is an argument or an attribute of the module, by its path, or a constant. An issued call with its wait
+    counts as the blocking call, and the time at which a gradient leaves does not count. Effects are ignored: two random
+    draws have the same number.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Numbers:
         if node.op in {"placeholder", "get_attr"}:
             return node.op, f"{path}.{node.target}"
         if node.target is rpc.get_worker_info and node.args and isinstance(node.args[0], str):
-            return self._frozen(node.args[0], numbers)  # a server by its name
+            return self._frozen(node.args[0], numbers)  # a server, by its name
         target: object = f"{path}.{node.target}" if node.op == "call_module" else callable_key(node.target)
         made: Node = node
         if node.target in TRACKERS:

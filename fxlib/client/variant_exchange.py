@@ -1,4 +1,4 @@
-"""The variants of a workload on their way to the service and back: captured, encoded, bound to the caller's model."""
+"""Exchange the variants of a workload with the service: capture, encode, and bind them to the caller's model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fxlib.v1 import jobs_pb2
 class PreparedVariant:
     """A variant ready to be sent: its part of the request, the blobs that this names, and the graph that it is about.
 
-    `marks` are the weights as they were when their values were sent, by name; empty if none were.
+    `marks` are the weights as they were when their values were sent, by name; empty if none were sent.
     """
 
     variant: Variant
@@ -47,8 +47,8 @@ def prepare_variants(
 
     Args:
         main: the captured model.
-        workload: names its variants.
-        profile: what was measured of the main graph, whose calls stand for equal ones of a variant.
+        workload: the workload that has the variants.
+        profile: the profile of the main graph, whose calls stand for equal ones of a variant.
         weights: whether the values of weights are sent.
     """
     prepared: dict[str, PreparedVariant] = {}
@@ -74,14 +74,14 @@ def bind_variants(
     seconds: float = math.inf,
     passes: Sequence[GraphPass] | None = (),
 ) -> tuple[dict[str, CapturedModule], dict[str, Report]]:
-    """Bind what the service answered to the caller's own model; return graphs to run, and reports, by name.
+    """Bind the service's answers to the caller's own model; return graphs to run, and reports, by name.
 
     A graph that would take longer than `seconds` to check is refused unread; `passes` are as for `screen`.
-    Where gradients are recorded, a variant that is not adopted runs its graph as captured, which tracks those of remote
-    results.
+    If gradients are recorded, a variant that is not adopted runs its graph as captured, which tracks the gradients of
+    remote results.
 
     Raises:
-        WireError: the answer contradicts itself, or a graph is none that this model may become.
+        WireError: the answer contradicts itself, or this model may not become one of the graphs.
     """
     if unknown := sorted(reports.keys() - prepared.keys()):
         raise WireError(f"there is no variant {unknown[0]!r}", where="JobResult.variants")
@@ -133,9 +133,9 @@ def _prepared(
 
 
 def profile_of(profile: Profile, graph: GraphModule, *, forward: bool) -> Profile:
-    """Return what a profile of another graph of the same model says of this one.
+    """Return the part of a profile of another graph of the same model that applies to this graph.
 
-    A call goes by the record of the call of its name, if that is of the same function, else by any of its function.
+    A call takes the record of the call with its name, if that calls the same function, else any record of its function.
     """
     by_function: dict[str, CallProfile] = {}
     for record in profile.calls:
@@ -158,8 +158,8 @@ def profile_of(profile: Profile, graph: GraphModule, *, forward: bool) -> Profil
 def collectives_of(module: GraphModule) -> list[tuple[str, str]]:
     """Return operation and group of each collective and each `DistributedDataParallel`, in the order of their issue.
 
-    Backward makes theirs in the reverse order, whatever local work lies between: autograd runs nodes in the reverse of
-    the order in which the forward made them.
+    Backward issues its collectives in the reverse order, whatever local work lies between: autograd runs nodes in the
+    reverse of the order in which the forward made them.
     """
     found: list[tuple[str, str]] = []
     for node in module.graph.nodes:

@@ -24,10 +24,10 @@ from fxlib.v1 import jobs_pb2
 _LOG = logging.getLogger(__name__)
 
 STREAM_S = 30.0
-"""Seconds after which a stream is opened anew, so that a connection that died silently is noticed."""
+"""Time in seconds after which a stream is opened anew, so that a connection that died silently is noticed."""
 
 _PAUSE_S = 0.2
-"""Seconds between two streams, for a service that ends them at once."""
+"""Pause in seconds between two streams, for a service that ends them at once."""
 
 
 def follow(
@@ -38,7 +38,7 @@ def follow(
     Raises:
         ServiceUnavailableError: the deadline passed, or the service was away for too long.
         RejectedError: the service does not know the job.
-        KeyboardInterrupt: with a note that says what becomes of the job.
+        KeyboardInterrupt: the user interrupts; a note says what becomes of the job.
     """
     stream = _Stream(connection, job_id, listener, after)
     goes_on = f"It goes on, and its answer will be reused: fxlib jobs watch {job_id}"
@@ -61,7 +61,7 @@ def get_job(connection: Connection, job_id: str, deadline: Deadline) -> Job:
 
     Raises:
         ServiceUnavailableError: the service was not reached in time.
-        RejectedError: it does not know the job.
+        RejectedError: the service does not know the job.
         WireError: the answer has no meaning.
     """
     request = jobs_pb2.GetJobRequest(job_id=job_id)
@@ -72,7 +72,7 @@ def get_job(connection: Connection, job_id: str, deadline: Deadline) -> Job:
 
 
 class _Stream:
-    """One WatchJob stream after the other, each from where the last one ended; returns whether the job is done.
+    """A sequence of WatchJob streams, each from where the last one ended; calling it returns whether the job is done.
 
     `said` is the message of the last event.
     """
@@ -91,7 +91,7 @@ class _Stream:
                 self._last, self.said = event.sequence, event.message
                 _LOG.debug("job %s: %s", self._job_id, event)
                 self._listener(event)
-                done = event.state in TERMINAL  # what a launcher told after the end follows, and then the stream ends
+                done = event.state in TERMINAL  # a launcher's reports after the end follow, and then the stream ends
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
@@ -102,10 +102,10 @@ class Progress(Protocol):
     """Shows the progress of a job while a launcher waits for it."""
 
     def say(self, text: str) -> None:
-        """Show what the client itself does."""
+        """Show an action of the client itself."""
 
     def show(self, event: Event) -> None:
-        """Show what the service reports."""
+        """Show an event that the service reports."""
 
 
 class Silent:
@@ -119,14 +119,14 @@ class Silent:
 
 
 class Lines:
-    """One plain line for each new phase, and one now and then within a phase: for logs."""
+    """Writes a plain line for each new phase, and one from time to time within a phase, for logs."""
 
     def __init__(self, stream: TextIO, *, every_s: float = 10.0) -> None:
         self._stream, self._every_s = stream, every_s
         self._last, self._phase, self._next_s = "", "", 0.0
 
     def say(self, text: str) -> None:
-        """Write a line, unless it is the last one again."""
+        """Write a line, unless it repeats the last one."""
         text = plain(text)
         if text != self._last:
             self._last = text
@@ -135,7 +135,7 @@ class Lines:
                 print(f"fxlib: {text}", file=self._stream, flush=True)
 
     def show(self, event: Event) -> None:
-        """Write phase and message, unless the same phase had a line a short while ago."""
+        """Write phase and message, unless the same phase had a line recently."""
         now_s = time.monotonic()
         if event.phase != self._phase or event.state in TERMINAL or now_s >= self._next_s:
             self._phase, self._next_s = event.phase, now_s + self._every_s
@@ -143,7 +143,7 @@ class Lines:
 
 
 class _Terminal:
-    """A spinner, a bar for the present phase, and the time passed; gone when the job is done."""
+    """Shows a spinner, a bar for the current phase, and the elapsed time; they vanish when the job is done."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -168,7 +168,7 @@ class _Terminal:
         self._bars.stop()
 
     def say(self, text: str) -> None:
-        """Show a sentence, and no figure."""
+        """Show a sentence without a bar."""
         self._bars.update(self._task, description=plain(text), total=None)
 
     def show(self, event: Event) -> None:
