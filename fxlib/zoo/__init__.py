@@ -1,6 +1,6 @@
-"""Whole model zoos through the service: what a manifest lists is captured, measured, kept as a run, and compared.
+"""Send whole model zoos through the service: a manifest's models are captured, measured, kept as a run, and compared.
 
-The command `fxlib zoo` is in `fxlib/cli/zoo.py`; what one model's question is, and how it is asked, is the client's.
+The command `fxlib zoo` is in `fxlib/cli/zoo.py`; the client decides what one model's question is, and how to ask it.
 """
 
 from fxlib.zoo.compare import Comparison, compare

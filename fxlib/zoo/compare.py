@@ -1,4 +1,4 @@
-"""Two runs of a zoo, row by row: what became slower, what fails now, what is measured no longer."""
+"""Compare two runs of a zoo, row by row: which rows became slower, fail now, or are no longer measured."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fxlib.zoo.pooling import logarithm
 from fxlib.zoo.runs import Row
 
 Kind = Literal["slower", "faster", "newly failing", "no longer measured", "measured again", "other", "new", "gone"]
-"""What changed. The first, third and fourth are regressions."""
+"""A kind of change. The first, third and fourth are regressions."""
 
 REGRESSIONS: Final[frozenset[Kind]] = frozenset(("slower", "newly failing", "no longer measured"))
 
 ALPHA: Final = 0.05
-"""The chance that a comparison of two equal runs finds a row slower, over all rows together."""
+"""Probability that a comparison of two equal runs finds a row slower, over all rows together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One row that is not what it was.
+    """One row that has changed.
 
     Attributes:
         name: the row's name.
-        kind: what changed.
-        before: the row in the earlier run; None where it had none.
-        after: the row in the later run; None where it has none.
-        p: the p-value of "not slower", after Holm's correction; None where no figures were compared.
+        kind: the kind of change.
+        before: the row in the earlier run; None if that has no such row.
+        after: the row in the later run; None if that has no such row.
+        p: the p-value of "not slower", after Holm's correction; None if no figures were compared.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Change:
     p: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the object as plain data."""
         rows = {"before": self.before, "after": self.after}
         told = {name: None if row is None else plain(row.to_dict()) for name, row in rows.items()}
         return {"name": self.name, "kind": self.kind, **told, "p": self.p}
@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What changed between two runs, and how many rows both have figures of."""
+    """The changes between two runs, and the number of rows with figures in both."""
 
     changes: tuple[Change, ...]
     compared: int
@@ -59,7 +59,7 @@ class Comparison:
         return tuple(each for each in self.changes if each.kind in REGRESSIONS)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the object as plain data."""
         return {"compared": self.compared, "changes": [each.to_dict() for each in self.changes]}
 
 
@@ -68,8 +68,8 @@ def compare(before: Iterable[Row], after: Iterable[Row]) -> Comparison:
 
     A row is slower (or faster) if its interval lies below (above) that of the earlier run, and if its test still holds
     after Holm's correction for the number of rows that have figures in both runs. The test takes the logarithm of
-    1 + gain as normal, with the standard error that its interval says. A row that an earlier measurement answered has
-    nothing to compare.
+    1 + gain as normal, with the standard error that follows from its interval. A row that an earlier measurement
+    answered has nothing to compare.
 
     Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6,
     1979.
@@ -85,7 +85,7 @@ def compare(before: Iterable[Row], after: Iterable[Row]) -> Comparison:
     faster = holm([_p_lower(two, one) for one, two in figures])
     changes = []
     for (one, two), p_slower, p_faster in zip(figures, slower, faster, strict=True):
-        assert one.gain is not None  # noqa: S101 - so chosen above
+        assert one.gain is not None  # noqa: S101 - only rows with figures were chosen above
         assert two.gain is not None  # noqa: S101
         if p_slower < ALPHA and two.gain.high < one.gain.low:
             changes.append(Change(name=two.name, kind="slower", before=one, after=two, p=p_slower))

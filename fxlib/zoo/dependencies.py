@@ -1,7 +1,7 @@
-"""The files that a model was made of, by which a later run knows that nothing has changed.
+"""Note the files that a model was made from, so that a later run knows that nothing has changed.
 
-A process that makes a model notes which files it imported and opened. What lies in `site-packages` is noted as a whole,
-by the distributions installed there; the standard library by its version.
+A process that makes a model notes which files it imported and opened. Files in `site-packages` are noted as a whole, by
+the distributions installed there, and the standard library by its version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MOST_FILES: Final = 20_000
-"""The most files that are noted; a model of more is always made anew."""
+"""Maximum number of files that are noted; a model made from more is always made anew."""
 
 _ELSEWHERE: Final = ("/proc/", "/sys/", "/dev/", "/etc/", "/tmp/torchinductor")  # noqa: S108 - nothing is written there
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
@@ -24,7 +24,7 @@ _WRITES: Final = os.O_WRONLY | os.O_RDWR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
-    """The state of what a model was made of.
+    """The state of the files that a model was made from.
 
     Attributes:
         files: [size in bytes, time of the last change in nanoseconds] by path.
@@ -40,7 +40,7 @@ class Dependencies:
         """Return whether all files are as they were.
 
         Args:
-            known: the states of files that were looked up before, which this adds to.
+            known: the states of files that were looked up before; this method adds to them.
             environment: the hash of the environment now.
         """
         if not self.complete or self.environment != environment:
@@ -75,7 +75,7 @@ class Observer:
 
 
 def environment() -> str:
-    """Return a hash of Python's version and of the distributions that are installed, with the times of that."""
+    """Return a hash of Python's version and of the installed distributions, with the times of their installation."""
     installed = [sys.version]
     for folder in sorted(_libraries()):
         if Path(folder).is_dir():
@@ -87,7 +87,7 @@ def environment() -> str:
 
 
 def _libraries() -> frozenset[str]:
-    """Return the folders of the standard library and of what is installed, each with a slash behind it."""
+    """Return the folders of the standard library and of installed packages, each with a trailing slash."""
     paths = [Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     return frozenset(f"{each}{os.sep}" for path in paths for each in (path, path.resolve()))
 

@@ -1,4 +1,4 @@
-"""The manifest of a zoo: a TOML file that lists models, and how each is to be measured.
+"""Read the manifest of a zoo: a TOML file that lists models, and how each is measured.
 
 `[defaults]` holds settings for all models; each `[[model]]` names one source (`factory`, `file` or `entry_point`), may
 override the settings, and may stand for several entries, by a glob or by a matrix. An entry is one question to the
@@ -32,7 +32,7 @@ Source = Literal["factory", "file", "entry_point"]
 SOURCES: Final = get_args(Source)
 
 EXPECTATIONS: Final = ("adopt", "keep_original", "measured", "failed", *(each.name for each in Reason))
-"""What `expect` may say: a decision, that there is a figure, that it cannot run, or a reason."""
+"""Values of `expect`: a decision, that there is a figure, that the entry cannot run, or a reason."""
 
 _SETTINGS: Final[Mapping[str, tuple[type, ...]]] = {
     "recipe": (str,),
@@ -62,10 +62,10 @@ _MODEL: Final[Mapping[str, tuple[type, ...]]] = {
     **_SETTINGS,
 }
 _VARIED: Final = ("recipe", "threads", "where")
-"""What a matrix may vary besides the arguments of a factory."""
+"""Settings that a matrix may vary besides the arguments of a factory."""
 
 _BATCH_SIZE: Final = "batch_size"
-"""What it may vary of a file or an entry point, too, if the workload is a table."""
+"""The setting that a matrix may also vary for a file or an entry point, if the workload is a table."""
 
 _KINDS: Final = {str: "text", int: "a number", float: "a number", list: "a list", dict: "a table"}
 
@@ -73,7 +73,7 @@ MOST_ENTRIES: Final = 10_000
 
 
 class ManifestError(FxlibError):
-    """A manifest does not say what to measure; names file, line and key."""
+    """A manifest does not say what to measure; the message names file, line and key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,24 +84,24 @@ class Entry:
         name: the name of the row, unique in the manifest.
         source: where the model comes from.
         target: the function "pkg.mod:function", the path of the file, or the entry point's name.
-        arguments: what the factory is called with.
-        workload: "pkg.mod:function" that returns a `Workload`, or the description of one; empty where the factory
-            returns both.
-        threads: the threads of a trial's trainers; None: what the workload says.
+        arguments: the arguments of the factory.
+        workload: "pkg.mod:function" that returns a `Workload`, or the description of one; empty if the factory returns
+            both.
+        threads: the threads of a trial's trainers; None: the workload's number.
         recipe: the recipe's name, unless there are `passes`.
-        passes: names of passes, or [name, options], run in this order in place of a recipe.
+        passes: names of passes, or [name, options], run in this order instead of a recipe.
         namespace: the namespace of the job.
         labels: labels of the job, besides those that every job of a zoo has.
-        where: the labels that a worker must have to measure it; empty: any worker will do.
-        replicas: the labels, besides those of `where`, for each of several workers that are to measure it; the gain is
+        where: the labels that a worker must have to measure the entry; empty: any worker will do.
+        replicas: the labels, besides those of `where`, for each of several workers that measure the entry; the gain is
             then the mean over their machines. Empty: one job.
         min_gain: the least gain to adopt (0.02 is 2%).
         confidence: the level of the interval.
         budget_s: the wall-clock budget of the measurement, in seconds.
-        max_relative_error: how far results may be from the original's.
-        deadline_s: how long the entry may take in all, in seconds.
-        capture_s: how long its capture may take, in seconds.
-        memory_gib: how much memory its capture may take, in GiB.
+        max_relative_error: limit on the relative error of results against the original's.
+        deadline_s: time limit of the whole entry, in seconds.
+        capture_s: time limit of its capture, in seconds.
+        memory_gib: memory limit of its capture, in GiB.
         expect: one of `EXPECTATIONS`; "": anything but a failure.
     """
 
@@ -128,16 +128,16 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        """A hash of all that decides the answer; rows of equal digests asked the same, if no file changed."""
+        """A hash of everything that decides the answer; rows with equal digests ask the same, if no file changed."""
         asked = {name: value for name, value in asdict(self).items() if name not in ("deadline_s", "expect")}
         for name in ("where", "replicas"):
             if not asked[name]:
-                del asked[name]  # manifests that say nothing of it have the digests of earlier releases
+                del asked[name]  # so that manifests without this setting have the digests of earlier releases
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
     @property
     def places(self) -> list[dict[str, str]]:
-        """For each job that measures it, the labels that its worker must have."""
+        """The labels that a worker must have, for each job that measures the entry."""
         return [{**self.where, **each} for each in self.replicas] or [dict(self.where)]
 
     @property
@@ -147,10 +147,10 @@ class Entry:
 
     @property
     def trial(self) -> TrialOptions:
-        """How the service is to measure it.
+        """The options with which the service measures the entry.
 
         Raises:
-            WorkloadError: a figure is out of its range.
+            WorkloadError: a number is out of its range.
         """
         return TrialOptions(
             min_gain=self.min_gain,
@@ -160,7 +160,7 @@ class Entry:
         )
 
     def expects(self, decision: str, reason: str, *, measured: bool, failed: bool) -> bool:
-        """Return whether an outcome is what the manifest says of it."""
+        """Return whether an outcome is what the manifest expects."""
         if not self.expect:
             return not failed
         if failed or self.expect == "failed":
@@ -170,17 +170,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A manifest that was read: its path, its text, and its entries in their order."""
+    """A manifest that was read: its path, its text, and its entries in order."""
 
     path: Path
     text: str
     entries: tuple[Entry, ...]
 
     def chosen(self, only: Sequence[str] = (), shard: tuple[int, int] = (1, 1)) -> tuple[Entry, ...]:
-        """Return the entries whose names match one of the patterns, if there are any, and that are of this shard.
+        """Return the entries whose names match one of the patterns, if there are any, and that belong to this shard.
 
         Args:
-            only: patterns as of a shell, such as `resnet*`.
+            only: shell-style patterns, such as `resnet*`.
             shard: (i, n): the i-th of n parts, counted from 1.
 
         Raises:
@@ -201,7 +201,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read a manifest.
 
     Raises:
-        ManifestError: it cannot be read, is not TOML, or a key or value is wrong.
+        ManifestError: the manifest cannot be read, is not TOML, or has a wrong key or value.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -226,17 +226,17 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _first_size(tensor: Any) -> str:
-    """Return the first size of what the manifest says of a tensor, `8` of `8x3x224x224`; "" if it has none."""
+    """Return the first size in the manifest's description of a tensor, `8` of `8x3x224x224`; "" if it has none."""
     return str(tensor).partition(":")[0].partition("x")[0]
 
 
 def _matches(name: str, pattern: str) -> bool:
-    # Not fnmatch: names hold [ and ], which are classes there.
+    # This does not use fnmatch, since names contain [ and ], which are character classes there.
     return re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), name) is not None
 
 
 class _Reader:
-    """Turns tables of one file into entries, and says where an error is."""
+    """Turns the tables of one file into entries, and says where an error is."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path = path
@@ -259,7 +259,7 @@ class _Reader:
                 yield index, entry
 
     def error(self, message: str, *, key: str = "", index: int = 0, hint: str = "") -> ManifestError:
-        """Return an error that names the line of the key, looked for first in the model of this index."""
+        """Return an error that names the line of the key, which is looked for first in the model of this index."""
         return ManifestError(message, where=f"{self._path}{self._line(key, index)}", hint=hint)
 
     def _expanded(self, settings: Mapping[str, Any], model: Mapping[str, Any], index: int) -> Iterator[Entry]:
@@ -339,7 +339,7 @@ class _Reader:
     def _of_size(self, workload: Any, size: Any, index: int) -> dict[str, Any]:
         """Return a workload's table with another batch size, the first size of the first input.
 
-        What has another first size than that has no batch dimension, and stays.
+        A tensor with another first size has no batch dimension, and stays as it is.
         """
         if not isinstance(workload, dict):
             told = "a function makes the workload, so that" if workload else "there is no workload, in which"
@@ -382,7 +382,7 @@ class _Reader:
         return f"{name}[{','.join(f'{key}={value}' for key, value in point.items())}]" if point else name
 
     def _check_choices(self, entry: Entry, index: int) -> None:
-        """Check what can be checked before anything is imported: recipe, passes, figures, expectation."""
+        """Check everything that needs no import: recipe, passes, numbers, expectation."""
         try:
             recipes.from_passes(entry.steps) if entry.passes else recipes.get(entry.recipe)
         except (PassError, IndexError, TypeError, KeyError) as error:
@@ -416,7 +416,7 @@ class _Reader:
         """Check the labels of the job, and those of the workers that may measure it."""
         matrix, replicas = given.get("matrix", {}).get("where", []), given.get("replicas", [])
         if not isinstance(matrix, list):
-            matrix = []  # what is wrong with the matrix is said where it is multiplied out
+            matrix = []  # the error is reported where the matrix is multiplied out
         for key, name, tables in (("where", "matrix.where", matrix), ("replicas", "replicas", replicas)):
             for table in tables:
                 if not isinstance(table, dict):
@@ -441,9 +441,9 @@ class _Reader:
         return self.error(where, key=key, index=index, hint=hint)
 
     def _line(self, key: str, index: int) -> str:
-        """Return ":LINE" of a key, looked for first in the model of this index.
+        """Return ":LINE" of a key, which is looked for first in the model of this index.
 
-        That of the model itself, if the key stands nowhere as written, and "" if there is no model.
+        If the key does not occur as written, return the line of the model itself, and "" if there is no model.
         """
         heads = [at for at, line in enumerate(self._lines) if re.match(r"\s*\[\[\s*model\s*\]\]", line)]
         start = heads[index] if index < len(heads) else 0

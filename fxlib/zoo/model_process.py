@@ -1,7 +1,7 @@
-"""The process of one model: it makes the model, captures it, and hands its question in to the service.
+"""Run the process of one model, which makes the model, captures it, and hands its question in to the service.
 
-`python -m fxlib.zoo.model_process` reads what it is asked from standard input, and writes lines of JSON to the file
-descriptor that it is given. A model's crash, its hang and its imports are this process's alone.
+`python -m fxlib.zoo.model_process` reads its task from standard input, and writes lines of JSON to the file descriptor
+that it is given. A model's crash, its hang and its imports affect only this process.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _NO_DEVICE: Final = re.compile(
     r"not compiled with (CUDA|XPU)|not linked with support for|no NVIDIA driver|No CUDA GPUs|No XPU devices"
     r"|on a CUDA device but|CUDA unknown error|invalid device ordinal"
 )
-"""How torch says that a device is not there."""
+"""Phrases with which torch says that a device is missing."""
 _FORM: Final = "Write sizes, a dtype and the range of integers: 8x3x224x224, 8x12:int64<30000."
 
 
 class _FailedError(Exception):
-    """The model cannot be asked about; `code` says at which stage that showed."""
+    """There is no question to ask about the model; `code` says which stage failed."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -52,10 +52,10 @@ class _FailedError(Exception):
 
 
 def main() -> int:
-    """Do what standard input says, and write how it ended."""
+    """Do the task on standard input, and write the outcome."""
     asked = json.loads(sys.stdin.buffer.read())
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody else ends it once the run is killed
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing else ends it once the run is killed
     answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
     here = os.getpid()
 
@@ -72,12 +72,12 @@ def main() -> int:
         answer = {"failed": error.code, "message": str(error)}
     except SystemExit as error:
         answer = {"failed": "EXITED", "message": f"it called sys.exit({error.code!r})"}
-    except Exception as error:  # noqa: BLE001 - whatever a model raises is its row's
+    except Exception as error:  # noqa: BLE001 - whatever a model raises belongs to its row
         traceback.print_exc()
         answer = _raised(error)
     tell(**answer)
     answers.close()
-    os._exit(0)  # threads and exit handlers of the model's have nothing more to do
+    os._exit(0)  # the model's threads and exit handlers have nothing more to do
 
 
 def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., None]) -> dict[str, Any]:
@@ -120,8 +120,8 @@ def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., Non
                 except RejectedError as error:
                     if error.code != _REUSED:
                         raise
-                    found = hand_in(where=where)  # the model came out otherwise than before the run was interrupted
-                if not isinstance(found, Job):  # there is nothing to ask, wherever it may be measured
+                    found = hand_in(where=where)  # the model is not the same as before the run was interrupted
+                if not isinstance(found, Job):  # there is nothing to ask, on whichever worker
                     break
                 jobs.append(found)
         except RemoteError as error:
@@ -137,7 +137,7 @@ def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., Non
 
 
 def _seed() -> None:
-    """Seed all generators, so that a model that draws its weights is the same model in each run."""
+    """Seed all generators, so that a model with random weights is the same model in each run."""
     import numpy as np
     import torch
 
@@ -258,7 +258,7 @@ def _tensors(text: str) -> Any:
 
 
 def _raised(error: Exception) -> dict[str, Any]:
-    """Return what is told of an exception that nobody expected."""
+    """Return the description of an unexpected exception."""
     told = _one_line(error)
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return {"failed": "MEMORY", "message": told}

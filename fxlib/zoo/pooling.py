@@ -1,7 +1,7 @@
-"""One gain of several machines: what to expect on another machine of the kind, by a random-effects model.
+"""Pool the gains on several machines into the one to expect on another machine of the kind, by a random-effects model.
 
-What a rewrite gains differs from machine to machine by more than the noise of each measurement. The gain is taken as
-drawn for each machine, as the logarithm of 1 + gain; the interval is that of the mean over all such machines.
+The gain of a rewrite differs from machine to machine by more than the noise of each measurement. The model treats each
+machine's gain as a random draw, as the logarithm of 1 + gain; the interval is that of the mean over all such machines.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _LEAST_VARIANCE: Final = 1e-12
 
 
 def logarithm(gain: Estimate, confidence: float) -> tuple[float, float]:
-    """Return the logarithm of 1 + gain, and its standard error, which the interval says if it is a normal one."""
+    """Return the logarithm of 1 + gain, and its standard error, which follows from the interval if it is normal."""
     low, value, high = (math.log(max(1.0 + each, 1e-9)) for each in (gain.low, gain.value, gain.high))
     return value, (high - low) / (2 * NormalDist().inv_cdf(0.5 + confidence / 2))
 
 
 def pooled(machines: Sequence[Sequence[Estimate]], confidence: float) -> Estimate:
-    """Return the mean gain over machines, of which each was measured once or more often.
+    """Return the mean gain over machines, each of which was measured at least once.
 
     Measurements of one machine are weighted by their precision. The variance between machines is DerSimonian's and
-    Laird's, the interval that of Hartung and Knapp with k - 1 degrees of freedom; where machines agree better than
-    their noise allows, it is not made narrower for it (Roever, Knapp and Friede's modification for few studies). With
-    one machine, the interval is that of its measurements: nothing is known of others.
+    Laird's, the interval that of Hartung and Knapp with k - 1 degrees of freedom; if machines agree better than their
+    noise allows, the interval does not become narrower (Roever, Knapp and Friede's modification for few studies). With
+    one machine, the interval is that of its measurements, since nothing is known about others.
 
     Sources: R. DerSimonian, N. Laird, "Meta-analysis in clinical trials", Controlled Clinical Trials 7, 1986;
     J. Hartung, G. Knapp, "A refined method for the meta-analysis of controlled clinical trials with binary outcome",
@@ -37,8 +37,8 @@ def pooled(machines: Sequence[Sequence[Estimate]], confidence: float) -> Estimat
     modification for random-effects meta-analysis with few studies", BMC Medical Research Methodology 15, 2015.
 
     Args:
-        machines: for each machine its measurements, at least one.
-        confidence: the level of all intervals, also of the one returned.
+        machines: the measurements of each machine, at least one.
+        confidence: the level of all intervals, including the returned one.
     """
     if len(machines) == 1 and len(machines[0]) == 1:
         return machines[0][0]
@@ -59,7 +59,7 @@ def pooled(machines: Sequence[Sequence[Estimate]], confidence: float) -> Estimat
 
 
 def t_quantile(confidence: float, free: int) -> float:
-    """Return the bound that Student's t, with so many degrees of freedom, stays within at that probability.
+    """Return the bound within which Student's t with `free` degrees of freedom stays with the given probability.
 
     Source: M. Abramowitz, I. Stegun, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4; the angle is bisected.
     """

@@ -1,4 +1,4 @@
-"""A run of a zoo as a static site: a leaderboard, a page for each model, and the same as `results.json`."""
+"""Write a run of a zoo as a static site: a leaderboard, a page for each model, and the same data as `results.json`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fxlib.zoo.runs import Row, Run, RunError
 
 _MOST_LOG_BYTES: Final = 1 << 16
 _MOST_RUNS: Final = 50
-"""The most runs that a model's history shows."""
+"""Maximum number of runs that a model's history shows."""
 
 
 def results(run: Run, before: Run | None = None) -> dict[str, Any]:
-    """Return a run as plain data: counts, rows, and what changed since the run before, if there is one.
+    """Return a run as plain data: counts, rows, and the changes since the run before, if there is one.
 
     Raises:
         RunError: a file of a run cannot be read.
@@ -44,12 +44,12 @@ def results(run: Run, before: Run | None = None) -> dict[str, Any]:
 
 
 def write_site(run: Run, earlier: Sequence[Run], folder: Path) -> list[Path]:
-    """Write a run as a site into a folder, which is made, and return the files. Each appears whole, or not at all.
+    """Write a run as a site into a folder, which is created, and return the files. Each appears whole, or not at all.
 
     Args:
         run: the run.
         earlier: the runs before it, the newest first.
-        folder: the folder; what else is in it stays.
+        folder: the folder; other files in it stay.
 
     Raises:
         RunError: a file cannot be read or written.
@@ -75,7 +75,7 @@ def write_site(run: Run, earlier: Sequence[Run], folder: Path) -> list[Path]:
         )
     try:
         (folder / "models").mkdir(parents=True, exist_ok=True)
-        for name, text in reversed(made.items()):  # the index last: it names no page that is not there
+        for name, text in reversed(made.items()):  # the index comes last, so that it names no missing page
             write_whole(folder / name, [text.encode()])
     except OSError as error:
         raise RunError(error.strerror or str(error), where=str(error.filename or folder)) from error
@@ -105,7 +105,7 @@ def _groups(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def _history(rows: Sequence[Row], runs: Sequence[Run]) -> Mapping[str, list[tuple[Run, Row]]]:
-    """Return each row as it was in each run that has it, the oldest first."""
+    """Return the history of each row over the runs that have it, the oldest first."""
     found = {row.name: list[tuple[Run, Row]]() for row in rows}
     for run in runs:
         for name in found.keys() & set(run.names):
@@ -114,7 +114,7 @@ def _history(rows: Sequence[Row], runs: Sequence[Run]) -> Mapping[str, list[tupl
 
 
 def _log(run: Run, row: Row) -> str:
-    """Return the end of what a failed capture printed."""
+    """Return the end of a failed capture's output."""
     path = run.log(row.name)
     if row.state != "failed" or not path.exists():
         return ""

@@ -1,4 +1,4 @@
-"""One run of a zoo: each entry is captured in a process of its own, asked about, and followed to its answer."""
+"""Run a zoo: capture each entry in a process of its own, ask about it, and follow it to its answer."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from fxlib.zoo.runs import Replica, Row, Run, RunError
 
 _POLL_S: Final = 0.1
 _END_S: Final = 2.0
-"""How long a process may take to end, in seconds, once it says nothing more."""
+"""Time limit for a process to end after its last message, in seconds."""
 _LONGEST_POLL_S: Final = 2.0
 _LONGEST_LINE: Final = 64 << 20
 _IDS: Final = uuid.UUID("8a0f6a52-3f0b-4a5e-9a55-7c8d2f6b1e11")
-"""The name space of request ids: a run that was interrupted hands in the same request again, with the same id."""
+"""The namespace of request ids: a run that was interrupted hands in the same request again, with the same id."""
 
 _UNKNOWN_JOB: Final = "JOB_NOT_FOUND"
 _BY_SPEED: Final = (Reason.NOT_FASTER.name, Reason.BUDGET_EXHAUSTED.name)
-"""The reasons to keep an original by its figures alone, on which the figures of other machines have a say."""
+"""Reasons to keep an original that rest only on its figures, so that the figures of other machines also count."""
 
 Listener = Callable[[Row], None]
-"""A function that is told each row that changed, from any thread, one at a time."""
+"""A function that is called with each row that changed, from any thread, one at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a run goes about it.
+    """The options of a run.
 
     Attributes:
-        service: how the service is reached.
-        max_parallel: how many entries are captured or measured at a time.
-        captures: how many of them are captured at a time.
-        fresh: measure anew, whatever is known.
-        retry_failed: begin again with rows that failed.
-        fail_fast: stop at the first failure that is not expected.
+        service: the endpoint of the service.
+        max_parallel: maximum number of entries that are captured or measured at a time.
+        captures: maximum number of them that are captured at a time.
+        fresh: whether to measure anew even if an answer is known.
+        retry_failed: whether to begin again with rows that failed.
+        fail_fast: whether to stop at the first failure that is not expected.
     """
 
     service: Endpoint
@@ -70,29 +70,30 @@ class RunOptions:
 def run_zoo(
     run: Run, entries: Sequence[Entry], earlier: Sequence[Run], options: RunOptions, listener: Listener
 ) -> list[Row]:
-    """Bring a run to its end: ask about each entry that has no answer yet, and return all rows of these entries.
+    """Finish a run: ask about each entry that has no answer yet, and return all rows of these entries.
 
     Args:
         run: the run, which may have been interrupted before.
-        entries: what to ask about.
-        earlier: the runs before it, the newest first; what they found is taken over where nothing has changed.
-        options: how to go about it.
-        listener: a function that is told what changed.
+        entries: the entries to ask about.
+        earlier: the runs before it, the newest first; their answers are taken over if nothing has changed.
+        options: the options of the run.
+        listener: a function that is called with each row that changed.
 
     Raises:
         RunError: a file of the run cannot be read or written.
-        KeyboardInterrupt: the run goes on where it was when it is run again; jobs in the service go on meanwhile.
+        KeyboardInterrupt: the user interrupts; the run continues from there when it is run again, and jobs in the
+            service go on meanwhile.
     """
     with options.service.connect() as client:
         return _Course(run, options, client, listener).completed(entries, earlier)
 
 
 class _InterruptedError(Exception):
-    """The run is to stop."""
+    """The run has to stop."""
 
 
 class _Course:
-    """What the threads of one run share."""
+    """The state that the threads of one run share."""
 
     def __init__(self, run: Run, options: RunOptions, client: Client, listener: Listener) -> None:
         self._run = run
@@ -148,7 +149,7 @@ class _Course:
         start = time.monotonic()
         deadline = start + entry.deadline_s
         try:
-            if row.state == "asked":  # before the run was interrupted
+            if row.state == "asked":  # it was asked before the run was interrupted
                 row = self._followed(entry, row, deadline) or self._anew(entry, row)
             if row.state == "waiting":
                 row = self._ask(entry, row, deadline)
@@ -196,7 +197,7 @@ class _Course:
             row = Row.of(
                 asdict(replace(_with_jobs(row, entry, answer["jobs"]), state="asked", cached=answer["cached"]))
             )
-        except (KeyError, TypeError, ValueError, AttributeError):  # the model wrote it
+        except (KeyError, TypeError, ValueError, AttributeError):  # the model wrote the message
             return _failed(
                 replace(row, capture_s=None, dependencies=None),
                 "ANSWER",
@@ -206,7 +207,7 @@ class _Course:
         return row
 
     def _followed(self, entry: Entry, row: Row, deadline: float) -> Row | None:
-        """Wait for the service's answer, across its restarts; return None if it does not know a job any more."""
+        """Wait for the service's answer, across its restarts; return None if it no longer knows a job."""
         jobs = list[Job]()
         for job_id in row.job_ids:
             try:
@@ -223,7 +224,7 @@ class _Course:
         return self._concluded(entry, row, jobs)
 
     def _ended(self, job_id: str, deadline: float) -> Job | None:
-        """Return a job once it has ended; None if it has not by then."""
+        """Return a job once it has ended; None if it has not ended by the deadline."""
         pause_s = _POLL_S
         while True:
             with contextlib.suppress(ServiceUnavailableError):
@@ -258,7 +259,7 @@ class _Course:
 
 
 class _Known:
-    """What earlier runs found that still holds."""
+    """The answers of earlier runs that still hold."""
 
     def __init__(self, earlier: Sequence[Run], client: Client) -> None:
         self._earlier = earlier
@@ -296,17 +297,17 @@ class _Known:
 
 
 class _ModelProcess:
-    """A process that makes and captures one model; it and what it started end with `answer`."""
+    """A process that makes and captures one model; it and the processes that it started end with `answer`."""
 
     def __init__(self, asked: dict[str, Any], log: Any) -> None:
         self._asked = json.dumps(asked).encode()
         self._log = log
 
     def answer(self, limit: float, check: Callable[[], None]) -> dict[str, Any]:
-        """Return the process's last message; a failure if it has none by `limit`, a time of `time.monotonic`.
+        """Return the process's last message; a failure if there is none by `limit`, a time of `time.monotonic`.
 
         Raises:
-            RunError: its log cannot be written.
+            RunError: the process's log cannot be written.
         """
         try:
             log = self._log.open("wb")
@@ -340,7 +341,7 @@ class _ModelProcess:
         while True:
             check()
             ended = process.poll() is not None
-            # What the process forked may hold the other end open, so that there is no end of file.
+            # Processes that it forked may hold the other end open, so that there is no end of file.
             while not closed and select.select([answers], [], [], 0.0 if ended else _POLL_S)[0]:
                 data = os.read(answers.fileno(), 1 << 16)
                 received += data
@@ -363,7 +364,7 @@ class _ModelProcess:
 
 
 def _read(line: bytearray) -> dict[str, Any]:
-    """Return a line of the process, or the failure that it is: the model may write what it likes."""
+    """Return a line of the process as a message, or a failure if it is none: the model may write anything."""
     try:
         message = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -399,7 +400,7 @@ def _answered(row: Row, report: dict[str, Any]) -> Row:
 
 
 def _with_jobs(row: Row, entry: Entry, jobs: Sequence[str]) -> Row:
-    """Return the row with its job, or with those on several machines."""
+    """Return the row with its job, or with its jobs on several machines."""
     if not entry.replicas:
         (job_id,) = jobs
         return replace(row, job_id=job_id)
@@ -408,7 +409,7 @@ def _with_jobs(row: Row, entry: Entry, jobs: Sequence[str]) -> Row:
 
 
 def _between(entry: Entry, row: Row, jobs: Sequence[Job], reports: Sequence[dict[str, Any]]) -> Row:
-    """Return the row with the mean gain over the machines that measured it, and the decision by that."""
+    """Return the row with the mean gain over the machines that measured it, and the decision that follows from it."""
     rows = [_answered(row, report) for report in reports]
     replicas = tuple(
         replace(

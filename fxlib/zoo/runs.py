@@ -1,6 +1,6 @@
-"""The runs of a zoo, as files: a folder for each run, in which each row is a file of its own.
+"""Keep the runs of a zoo as files: a folder for each run, in which each row is a separate file.
 
-A file appears whole or not at all, so a run that was interrupted, in whatever way, goes on where it was.
+A file appears whole or not at all, so a run that was interrupted in any way continues where it was.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from fxlib.zoo.dependencies import Dependencies
 T = TypeVar("T")
 
 State = Literal["waiting", "asked", "done", "failed"]
-"""Not begun; the service has its job; there is an answer; it could not run."""
+"""State of a row: not begun; the service has its job; there is an answer; it could not run."""
 
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
 _FORM: Final = 1
-"""The version of the files, which a reader checks."""
+"""Version of the files' format, which a reader checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """What one of several jobs found that measure one entry on different machines.
+    """The outcome of one of several jobs that measure one entry on different machines.
 
     Attributes:
         where: the labels that its worker must have.
-        job_id: the service's job.
-        worker: the id of the worker that measured it, once there is an answer.
-        hardware: where it was measured.
+        job_id: the id of the service's job.
+        worker: the id of the worker that measured the entry, once there is an answer.
+        hardware: the hardware on which the entry was measured.
         decision: "adopt" or "keep_original", by this job alone.
         reason: the reason's name.
         gain: the gain over the original there, relative.
@@ -53,20 +53,20 @@ class Replica:
 
 
 class RunError(FxlibError):
-    """A run cannot be read or written; names the file."""
+    """A run cannot be read or written; the message names the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What became of one entry in one run.
+    """The state and the outcome of one entry in one run.
 
     Attributes:
         name: the entry's name.
-        state: how far it is.
+        state: the progress of the entry.
         asked: the entry's digest.
         recipe: the recipe, or the passes, for a reader.
-        attempt: how often it was begun.
-        job_id: the service's job.
+        attempt: number of times that the entry was begun.
+        job_id: the id of the service's job.
         decision: "adopt" or "keep_original", once there is an answer.
         reason: the reason's name.
         explanation: the reason, or the failure, in a sentence.
@@ -75,17 +75,17 @@ class Row:
         confidence: the level of the gain's interval.
         qps_original: the original's samples per second.
         qps_optimized: the rewritten module's.
-        max_relative_error: how far the results were from the original's.
+        max_relative_error: the relative error of the results against the original's.
         cached: whether the service answered from an earlier measurement.
         reused: whether an earlier run of this zoo had the answer, and nothing was asked.
-        expected: whether the outcome is what the manifest says.
-        hardware: where it was measured.
+        expected: whether the outcome is what the manifest expects.
+        hardware: the hardware on which the entry was measured.
         torch_version: torch's version there.
-        capture_s: seconds of the capture.
-        seconds: seconds from its beginning to its answer.
-        finished_at: when there was an answer, as ISO 8601 in UTC.
-        replicas: its jobs on several machines, if it was to be measured on several: the gain is between them.
-        dependencies: the files that the model was made of.
+        capture_s: duration of the capture, in seconds.
+        seconds: time from the entry's beginning to its answer, in seconds.
+        finished_at: the time of the answer, as ISO 8601 in UTC.
+        replicas: its jobs on several machines, if it is measured on several: the gain is the mean over these.
+        dependencies: the files that the model was made from.
     """
 
     name: str
@@ -116,10 +116,10 @@ class Row:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
-        """Make a row of its plain data, as `asdict` has it.
+        """Make a row from its plain data, as `asdict` returns it.
 
         Raises:
-            TypeError, ValueError, KeyError, AttributeError: it has not the form of a row.
+            TypeError, ValueError, KeyError, AttributeError: the data does not have the form of a row.
         """
         inner = ("gain", "dependencies", "replicas")
         gain, dependencies = told.get("gain"), told.get("dependencies")
@@ -132,30 +132,30 @@ class Row:
 
     @property
     def job_ids(self) -> tuple[str, ...]:
-        """The service's jobs."""
+        """The ids of the service's jobs."""
         return tuple(each.job_id for each in self.replicas) or ((self.job_id,) if self.job_id else ())
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will happen to it in this run."""
+        """Whether nothing more will happen to the row in this run."""
         return self.state in ("done", "failed")
 
     @property
     def outcome(self) -> str:
-        """One word for it: adopted, kept, failed, or how far it is."""
+        """The outcome in one word: adopted, kept, failed, or else the state."""
         if self.state != "done":
             return self.state
         return "adopted" if self.decision == "adopt" else "kept"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data, without what only a later run needs."""
+        """Return the row as plain data, without the fields that only a later run needs."""
         told = {name: value for name, value in asdict(self).items() if name not in ("dependencies", "asked")}
         return {**told, "outcome": self.outcome}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _About:
-    """What a run says of itself: its manifest's path, its entries' names, and whether it measures everything anew."""
+    """A run's description: its manifest's path, its entries' names, and whether it measures everything anew."""
 
     manifest: str
     began: str
@@ -164,7 +164,7 @@ class _About:
 
 
 class Run:
-    """One run: the rows of the entries, each in a file, with the answers' reports and the captures' output beside.
+    """One run: the entries' rows, each in a file, alongside the reports of the answers and the output of the captures.
 
     Args:
         folder: the run's folder, which exists.
@@ -175,22 +175,22 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's name: when the run began, in UTC, or above the newest one if the clock was behind that."""
+        """The folder's name: the UTC time when the run began, or a name after the newest if the clock was behind."""
         return self.folder.name
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all entries that the run has, in the manifest's order."""
+        """The names of all entries in the run, in the manifest's order."""
         return self._about().entries
 
     @property
     def fresh(self) -> bool:
-        """Whether it measures everything anew."""
+        """Whether the run measures everything anew."""
         return self._about().fresh
 
     @property
     def manifest(self) -> str:
-        """The manifest's path, as it was when the run began."""
+        """The manifest's path when the run began."""
         return self._about().manifest
 
     def rows(self) -> list[Row]:
@@ -224,11 +224,11 @@ class Run:
         """
         told = asdict(row)
         if not row.replicas:
-            del told["replicas"]  # what earlier releases read
+            del told["replicas"]  # so that earlier releases can read the row
         _write(self._file("rows", row.name, "json"), told)
 
     def report(self, name: str) -> Mapping[str, Any]:
-        """Return the service's report on an entry, as `Result.to_dict` has it; empty if there is none."""
+        """Return the service's report on an entry in the form of `Result.to_dict`; empty if there is none."""
         path = self._file("reports", name, "json")
         return _read(path) if path.exists() else {}
 
@@ -241,7 +241,7 @@ class Run:
         _write(self._file("reports", name, "json"), report)
 
     def log(self, name: str) -> Path:
-        """Return the file of what an entry's capture printed."""
+        """Return the path of the file with the output of an entry's capture."""
         return self._file("logs", name, "txt")
 
     @property
@@ -273,7 +273,7 @@ class Runs:
     """All runs of a zoo, in one folder, the oldest first.
 
     Args:
-        folder: the folder; it is made with the first run.
+        folder: the folder; it is created with the first run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -285,10 +285,10 @@ class Runs:
             yield from sorted(found, key=lambda each: (_order(each.name), each.name))
 
     def begin(self, manifest: str, entries: Sequence[str], *, fresh: bool = False, now: datetime | None = None) -> Run:
-        """Begin a run. Its name is above those of all others, also if the clock was set back since the newest began.
+        """Begin a run. Its name sorts after all others, even if the clock was set back since the newest run began.
 
         Raises:
-            RunError: its folder cannot be made.
+            RunError: the run's folder cannot be created.
         """
         at = datetime.now(UTC) if now is None else now
         newest = self.latest()
@@ -318,7 +318,7 @@ class Runs:
         """Return the run of this name, or the only one whose name begins with it; "latest" is the newest.
 
         Raises:
-            RunError: there is no such run, or several.
+            RunError: there is no such run, or there are several.
         """
         if name == "latest" and (newest := self.latest()) is not None:
             return newest
@@ -338,7 +338,7 @@ class Runs:
 
 
 def _order(name: str) -> tuple[str, int]:
-    """Return what runs are ordered by; one that somebody gave another name is older than all."""
+    """Return the sort key of a run's name; a run that was renamed counts as the oldest."""
     found = re.fullmatch(r"(\d{8}T\d{6}Z)(?:-(\d{1,9}))?", name, re.ASCII)
     return ("", 0) if found is None else (found[1], int(found[2] or 0))
 
@@ -357,10 +357,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _made(kind: type[T], told: Mapping[str, Any]) -> T:
-    """Make a dataclass of plain data.
+    """Make a dataclass from plain data.
 
     Raises:
-        TypeError: a field is missing or unknown, or a value is of another type than the field's.
+        TypeError: a field is missing or unknown, or a value does not have the field's type.
     """
     _check(kind, told)
     return kind(**told)
@@ -379,7 +379,7 @@ _TYPES: Final[Mapping[type, Mapping[str, Any]]] = {
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value of JSON is of a field's type: text, a number, a truth, one of some words, or one of these."""
+    """Whether a JSON value has a field's type: text, a number, a Boolean, one of several words, or a union of these."""
     if alternatives := get_args(hint):
         return any(value == each if isinstance(each, str) else _fits(value, each) for each in alternatives)
     if isinstance(value, bool):
