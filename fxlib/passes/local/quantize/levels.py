@@ -1,8 +1,8 @@
-"""Plans which values of a program stay integers from one int8 layer to the next.
+"""Plan which values of a program stay integers from one int8 layer to the next.
 
-Between two layers, a value need not become float32 and be rounded again. Links are the work that takes and gives
-integer levels: a layer with the activation behind it, a convolution with the value added to it, a norm, a pooling, and
-operators that only move values. The value of a link is held in levels if a layer, or a link whose own result is held,
+Between two layers, a value need not become float32 and be rounded again. A link is a piece of work that takes and gives
+integer levels: a layer with the activation after it, a convolution with the value added to it, a norm, a pooling, or an
+operator that only moves values. The value of a link is held in levels if a layer, or a link whose own result is held,
 takes it; all other users get the numbers that its levels stand for. Values that a link leaves unchanged share one
 range.
 """
@@ -80,7 +80,7 @@ class ValueRange:
         return self.joined(ValueRange(least, most, value.numel()))
 
     def joined(self, other: ValueRange) -> ValueRange:
-        """Return the range that covers both."""
+        """Return the range that covers both ranges."""
         return ValueRange(min(self.least, other.least), max(self.most, other.most), self.values + other.values)
 
 
@@ -92,7 +92,7 @@ class Seen:
     shapes: dict[Node, torch.Size] = field(default_factory=dict)
 
     def set_range(self, node: Node, known: LayerRange | None) -> None:
-        """Take over an observation from elsewhere; None if there is none."""
+        """Set a node's range from an observation made elsewhere; None if there is none."""
         self.ranges[node] = ValueRange() if known is None else ValueRange(known.least, known.most, known.values)
         if known is not None and known.shape:
             self.shapes[node] = torch.Size(known.shape)
@@ -115,11 +115,11 @@ class Link:
     node: Node
     """The node where the work is done."""
     end: Node
-    """The node whose value the link gives: the last of the nodes behind it that the link includes."""
+    """The node whose value the link gives: the last of the later nodes that the link includes."""
     takes: tuple[Node, ...]
     """The values that the link takes; for a sum, the other summand."""
     inner: tuple[Node, ...] = ()
-    """The nodes behind it that the link includes, in order."""
+    """The later nodes that the link includes, in order."""
     activation: str = "none"
     layer: Node | None = None
     """The convolution whose result a sum takes."""
@@ -133,7 +133,7 @@ class Plan:
     """The plan for a program."""
 
     works: Sequence[Link]
-    """Layers, and other links that give levels, in program order; a sum stands for its layer, too."""
+    """Layers, and other links that give levels, in program order; a sum also stands for its layer."""
     layers: AbstractSet[Node]
     """All layers on int8 weights."""
     held: AbstractSet[Node]
@@ -179,7 +179,7 @@ class Levels:
 
         Args:
             layers: the layers on int8 weights.
-            small: those of them that stay in float unless they take levels or pass them on.
+            small: the layers among them that stay in float unless they take levels or pass them on.
             seen: the observations of calibration; None: no value is held.
         """
         chosen = set(layers)
@@ -224,7 +224,7 @@ class Levels:
         )
 
     def _is_last(self, link: Link, works: Sequence[Link], takers: Mapping[Node, Collection[Node]]) -> bool:
-        """Return whether a sum's summand in levels is a tensor of its own, and all its other users come before."""
+        """Return whether a sum's summand in levels is a tensor of its own whose other users all come before."""
         (other,) = link.takes
         done = {each.layer: each.node for each in works if each.layer is not None}
         moves = {node for each in works if each.kind == "move" for node in (each.node, each.end)}
@@ -242,7 +242,7 @@ class Levels:
         return found
 
     def _is_sound(self, link: Link, seen: Seen | None) -> bool:
-        """Return whether the values have ranges, and do not change later."""
+        """Return whether the link's values have ranges, and do not change later."""
         values = (link.end,) if link.kind == "layer" else (link.end, *link.takes)
         if any(map(self.is_written, values)):
             return False
@@ -250,7 +250,7 @@ class Levels:
         return all(each.is_finite and each.least < each.most for each in ranges)
 
     def _layer(self, linear: LinearLayer) -> Link:
-        """Return a layer with the activation behind it."""
+        """Return a layer with the activation after it."""
         node, kind = linear.node, "linear" if linear.kind == "linear" else "convolution"
         inner, activation = self._gated(node), "silu"
         behind = only_user(node)
@@ -294,7 +294,7 @@ class Levels:
         return Link(kind="pool", node=node, end=node, takes=(first,), options=options) if options else None
 
     def _sum(self, node: Node, found: Mapping[Node, Link], seen: Seen | None) -> Link | None:
-        """Return the sum of a convolution's result, which nothing else uses, and other levels of its shape."""
+        """Return the sum of a convolution's result, which nothing else uses, and other levels of the same shape."""
         given = {"input": None, "other": None} | dict(zip(("input", "other"), node.args, strict=False)) | node.kwargs
         values = [each for each in (given.pop("input"), given.pop("other")) if isinstance(each, Node)]
         if len(values) != 2 or len(node.args) > 2 or given not in ({}, {"alpha": 1}):
@@ -403,7 +403,7 @@ class _Groups:
         self._parents: dict[Node, Node] = {}
 
     def join(self, one: Node, other: Node) -> None:
-        """Let two values, and all that share their ranges, share one."""
+        """Let two values, and all values that share their ranges, share one range."""
         self._parents[self._root(one)] = self._root(other)
 
     def ranges(self, own: Mapping[Node, ValueRange]) -> dict[Node, ValueRange]:

@@ -1,7 +1,7 @@
 """Run linear layers and convolutions on int8 weights.
 
 The pass finds the layers, takes the ranges of their inputs from the workload's batches, leaves layers in float until
-the results are within the bound, and replaces the others by the operators of `fxlib.runtime.int8`.
+the results are within the bound, and replaces the others with the operators of `fxlib.runtime.int8`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Quantize(GraphPass):
     Weights have a scale for each output channel. The range of a layer's input is its range over the workload's real
     batches, if there are any and the program makes no remote calls, or the range in the workload (`Workload.ranges`);
     otherwise each forward uses the range of its own input. With a bound on the error (`Context.max_relative_error`) and
-    batches to measure it on, the layers that alone change the results most stay in float until the rest is within the
-    bound. If ranges are known, values stay integers from one layer to the next (`Levels`).
+    batches to measure it on, the layers that change the results most on their own stay in float until the rest is
+    within the bound. If ranges are known, values stay integers from one layer to the next (`Levels`).
     """
 
     least_weights: int = 4096
@@ -91,7 +91,7 @@ class Quantize(GraphPass):
         """Return the ranges that a pass without the workload's batches needs to do the same; `module` stays unchanged.
 
         Returns:
-            Nothing if there are no layers, or no batches that the program can run on here.
+            The ranges; none if there are no layers, or no batches that the program can run on here.
         """
         found, batches = _Search(module, context.get(Effects), self.least_weights), _batches(module, context)
         if found.are_all_small or not batches:
@@ -123,7 +123,7 @@ class Quantize(GraphPass):
         bound: float | None,
         declined: list[Declined],
     ) -> tuple[list[Layer], Seen]:
-        """Return the layers that can run on int8 weights by the batches, and the observations of all layers."""
+        """Return the layers that can run on int8 weights according to the batches, and all layers' observations."""
         reference, seen = calibrate(found.module, levels, found.layers, batches)
         kept = self._with_known_range(found.layers, found.small, seen.ranges, declined)
         if bound is not None:
@@ -134,7 +134,7 @@ class Quantize(GraphPass):
     def _with_given_ranges(
         self, found: _Search, levels: Levels, given: Sequence[LayerRange], declined: list[Declined]
     ) -> tuple[list[Layer], Seen]:
-        """Return the same for ranges that were taken elsewhere; nothing is known of a layer that they leave out."""
+        """Return the same for ranges that were taken elsewhere; nothing is known about layers that they omit."""
         known = {(each.weights, each.use): each for each in given}
         seen, kept = Seen(), list[Layer]()
         for name, layer in _named(found.layers).items():
@@ -234,7 +234,7 @@ class Layer:
 
 
 def _named(layers: Sequence[Layer]) -> dict[tuple[tuple[str, ...], int], Layer]:
-    """Return layers by the names of their weights and, if several have the same, by their number."""
+    """Return layers by the names of their weights and, if several have the same names, by their number."""
     uses, found = Counter[tuple[str, ...]](), dict[tuple[tuple[str, ...], int], Layer]()
     for layer in layers:
         weights = tuple(sorted(layer.sources))
@@ -362,7 +362,7 @@ class _Run(Interpreter):
 
 
 class _Observed(_Run):
-    """Records values; the inputs of layers at the time of use, since they may be overwritten later."""
+    """Records values; it records layers' inputs at the time of use, since they may be overwritten later."""
 
     def __init__(self, module: GraphModule, levels: Levels, layers: Sequence[Layer]) -> None:
         super().__init__(module)
@@ -382,7 +382,7 @@ class _Observed(_Run):
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """Measures how far the results are from the original's with some layers on int8 weights."""
+    """Measures the error of the results against the original's with some layers on int8 weights."""
 
     module: GraphModule
     batches: Sequence[Sequence[Any]]
@@ -509,7 +509,7 @@ class Rewriting:
         ]
 
     def _absorb(self, work: Link, node: Node) -> None:
-        """Let the work's node stand for all the work that it includes."""
+        """Let the work's node replace all the work that it includes."""
         self._at[work.end].replace_all_uses_with(node)
         beside = [work.layer, work.norm.call if work.norm is not None else None]
         for each in (*reversed(work.inner), *beside):
@@ -531,7 +531,7 @@ class Rewriting:
             self._behind(plain, self._graph.call_method("contiguous", (plain,)), others)
 
     def _behind(self, node: Node, made: Node, users: Iterable[Node]) -> Node:
-        """Insert what was made of a value right behind it, replacing it for some of its users; return it."""
+        """Insert `made` directly after the value it was made from, replacing that for some users; return it."""
         for user in list(users):
             if user is not made:
                 user.replace_input_with(node, made)
