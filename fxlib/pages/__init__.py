@@ -1,7 +1,7 @@
-"""What all sites of fxlib share: the environment that makes their pages of templates, their style, and their tables.
+"""Provide what all sites of fxlib share: the environment of their templates, their style, and their tables.
 
-Of these it makes what a notebook shows of a result. Pages, and what they show, are those of `fxlib.zoo` and
-`fxlib.dashboard`.
+From these it also makes the HTML of a result in a notebook. The pages themselves, and their data, are in `fxlib.zoo`
+and `fxlib.dashboard`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _TIMELINES: Final = {
     "at the bound (by the cost model)": "timeline_bound",
 }
 _CALLS: Final = 100
-"""The most remote calls that a notebook shows."""
+"""Maximum number of remote calls that a notebook shows."""
 _SPANS: Final = 2_000
-"""The most spans of timelines that a notebook draws."""
+"""Maximum number of timeline spans that a notebook draws."""
 
 
 def environment(package: str) -> Environment:
     """Return the environment of the templates in a package's folder `pages`; they may include and import ours.
 
-    Text is escaped, whatever it is, and nothing in it steers or turns the direction of text; a name that a template
-    does not know is an error.
+    All text is escaped, and its control characters and marks of direction are made harmless; an undefined name in a
+    template is an error.
     """
     made = Environment(
         loader=ChoiceLoader([PackageLoader(package, "pages"), PackageLoader("fxlib", "pages")]),
@@ -55,14 +55,14 @@ def environment(package: str) -> Environment:
 
 
 def style() -> str:
-    """Return the style sheet of all pages."""
+    """Return the style sheet that all pages share."""
     return (files("fxlib.pages") / "style.css").read_text(encoding="utf-8")
 
 
 def fragment(result: Mapping[str, Any]) -> str:
-    """Return a result, as `Result.to_dict` tells it, as HTML for a notebook: no script, and style for itself alone.
+    """Return a result in the form of `Result.to_dict` as HTML for a notebook, without scripts and with scoped style.
 
-    Text in it is plain: nothing of it is markup, steers, or turns the direction of what is around it.
+    Its text is plain: it contains no markup, no control characters, and no marks that change the direction of text.
     """
     told = inert(result)
     spans = sum(len(timeline["spans"]) for key in _TIMELINES.values() if (timeline := told.get(key)))
@@ -71,7 +71,7 @@ def fragment(result: Mapping[str, Any]) -> str:
 
 
 def inert(value: Any) -> Any:
-    """Return plain data with nothing in its texts that steers, or turns the direction of what is around it."""
+    """Return plain data whose texts have no control characters, and no marks that change the direction of text."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, Mapping):
@@ -80,18 +80,18 @@ def inert(value: Any) -> Any:
 
 
 def _shown(value: Any) -> Any:
-    """Return what a template shows of a value: of text its lines, each of them plain, unless it is markup of ours."""
+    """Return a value as a template shows it: text as plain lines, unless it is our own markup."""
     return plain_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _sentence(told: Mapping[str, Any]) -> str:
-    """Return the reason of what a report says of a call, as a sentence; of a reason that is not known, its name."""
+    """Return the reason of a report's entry about a call as a sentence; an unknown reason as its name."""
     reason = Reason.__members__.get(told["reason"])
     return told["reason"] if reason is None else reason.sentence(told.get("detail", ""))
 
 
 def _steps(report: Mapping[str, Any]) -> Markup:
-    """Draw the step of a report before, after and at the bound; empty if it has none of them."""
+    """Draw the step of a report before, after and at the bound; return nothing if the report has none of them."""
     timelines = {}
     for name, key in _TIMELINES.items():
         if told := report.get(key):
