@@ -1,5 +1,5 @@
-"""The dashboard: a process of its own that shows a service's workers, queue, jobs and models in a browser, and as JSON.
+"""The dashboard: a separate process that shows a service's workers, queue, jobs and models in a browser, and as JSON.
 
-It asks the service as any client does (`fxlib.client`), holds no state of its own, and never touches the store. It
+It queries the service like any client (`fxlib.client`), holds no state of its own, and never touches the store. It
 needs the extra `fxlib[dashboard]`.
 """

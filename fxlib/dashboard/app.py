@@ -1,6 +1,6 @@
-"""The application: pages, the same as JSON, live messages, and what visitors may do with tokens of their own.
+"""Serve the dashboard: pages, the same data as JSON, live messages, and actions of visitors with their own tokens.
 
-It is served on a port of its own, until the process is told to end.
+It is served on its own port until the process is told to end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from fxlib.zoo.runs import RunError
 _STATES: Final[Sequence[State]] = get_args(State)
 _MOST_FORM_BYTES: Final = 1 << 14
 _QUIET_TICKS: Final = 15
-"""After so many seconds without a message, a line tells the browser and all between that the stream lives."""
+"""Number of seconds without a message after which a line tells the browser and proxies that the stream is alive."""
 
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -61,7 +61,7 @@ _HEADERS: Final = {
     "Vary": "Accept",
 }
 _TOLD: Final = (RemoteError, WireError, HTTPException, UnknownRunError, RunError)
-"""What is told as a page, or as JSON."""
+"""Exceptions that are reported as a page or as JSON."""
 _STATUSES: Final = {"JOB_NOT_FOUND": 404, "INVALID_REQUEST": 400, "PERMISSION_DENIED": 403, "UNAUTHENTICATED": 401}
 
 
@@ -72,12 +72,12 @@ def make_app(
 
     Args:
         client: a client of the service, with the credential of a viewer.
-        hosts: the names under which visitors come; others are refused, so that no other site's name leads here.
-        zoos: folders of runs of zoos, which are shown, too.
-        stopping: says whether the process is about to end, for streams that would go on.
+        hosts: the host names that visitors use; others are refused, so that no other site's name leads here.
+        zoos: folders of zoo runs, which are also shown.
+        stopping: returns whether the process is about to end, for streams that would go on.
 
     Raises:
-        FxlibError: a folder of a zoo is not there, or two have one name.
+        FxlibError: a zoo's folder does not exist, or two have the same name.
     """
     site = _Site(client, Zoos(zoos), stopping)
     pages = {
@@ -127,7 +127,7 @@ def _nothing(_: Request) -> Response:
 
 
 class _Headers:
-    """Adds the headers that every answer has."""
+    """Adds the headers that every response has."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -142,7 +142,7 @@ class _Headers:
 
 
 class _Site:
-    """The endpoints. Those that ask the service run on threads."""
+    """The endpoints. Those that query the service run on threads."""
 
     def __init__(self, client: Client, zoos: Zoos, stopping: Callable[[], bool]) -> None:
         self._client, self._zoos, self._stopping = client, zoos, stopping
@@ -158,16 +158,16 @@ class _Site:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Make what lives on the event loop."""
+        """Create the objects that live on the event loop."""
         self._live = Live(self._client, self._view, self._zoos)
         yield
 
     def workers(self, request: Request) -> Response:
-        """Show the workers, and what each does."""
+        """Show the workers, and the work of each."""
         return self._page(request, "workers", self._view.workers())
 
     def queue(self, request: Request) -> Response:
-        """Show what runs, and what waits."""
+        """Show the running jobs, and the waiting ones."""
         return self._page(request, "queue", self._view.queue(_page_of(request)))
 
     def jobs(self, request: Request) -> Response:
@@ -181,11 +181,11 @@ class _Site:
         return self._page(request, "job", told, request_id=secrets.token_hex(16))
 
     def models(self, request: Request) -> Response:
-        """Show the models, and what became of each."""
+        """Show the models, and the outcome of each."""
         return self._page(request, "models", self._view.models())
 
     def model(self, request: Request) -> Response:
-        """Show what one model gained, over time."""
+        """Show the gains of one model over time."""
         told = self._view.model(request.query_params.get("namespace", ""), request.query_params.get("name", ""))
         return self._page(request, "model", told)
 
@@ -194,7 +194,7 @@ class _Site:
         return self._page(request, "zoo", self._zoos.all())
 
     def zoo_run(self, request: Request) -> Response:
-        """Show one run of a zoo: of its rows those that fit the filter."""
+        """Show one run of a zoo, with the rows that fit the filter."""
         asked = request.query_params
         told = self._zoos.run(request.path_params["run"], asked.get("zoo", ""))
         outcome, name = asked.get("outcome", ""), asked.get("name", "")
@@ -203,26 +203,26 @@ class _Site:
         return self._page(request, "zoo_run", {**told, "rows": rows}, wanted=wanted)
 
     def zoo_diff(self, request: Request) -> Response:
-        """Show what changed between two runs of a zoo."""
+        """Show the changes between two runs of a zoo."""
         asked = request.query_params
         told = self._zoos.diff(asked.get("a", ""), asked.get("b", ""), asked.get("zoo", ""))
         return self._page(request, "zoo_diff", told)
 
     async def live(self, request: Request) -> Response:
-        """Tell that something changed, as server-sent events."""
+        """Announce changes as server-sent events."""
         assert self._live is not None  # noqa: S101 - the application has started
         return self._stream(self._live.changes, lambda _: "event: changed\ndata: \n\n", from_now=True)
 
     async def live_zoos(self, request: Request) -> Response:
-        """Tell that a run of a zoo went on, as server-sent events."""
+        """Announce the progress of zoo runs as server-sent events."""
         assert self._live is not None  # noqa: S101 - the application has started
         return self._stream(self._live.zoos, lambda _: "event: changed\ndata: \n\n", from_now=True)
 
     async def events(self, request: Request) -> Response:
-        """Tell a job's events as they happen, as server-sent events, and the end of the job."""
+        """Send a job's events as they happen, and the end of the job, as server-sent events."""
         assert self._live is not None  # noqa: S101 - the application has started
         job_id = request.path_params["job_id"]
-        await run_in_threadpool(self._client.job, job_id, timeout_s=10.0)  # one that is not there is told as that
+        await run_in_threadpool(self._client.job, job_id, timeout_s=10.0)  # a job that does not exist is an error here
         asked = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
         if not (asked.isdecimal() and len(asked) < 19):
             raise HTTPException(400, "after: a number of an event is wanted")
@@ -242,7 +242,7 @@ class _Site:
         return await self._act(request, lambda client, job_id, _: client.cancel(job_id))
 
     async def retry(self, request: Request) -> Response:
-        """Make a new job of an earlier one's request, with the visitor's token."""
+        """Make a new job from an earlier one's request, with the visitor's token."""
         return await self._act(
             request, lambda client, job_id, form: client.retry(job_id, request_id=form.get("request_id", ""))
         )
@@ -290,7 +290,7 @@ class _Site:
         return Response(text, media_type=kind)
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """Say what went wrong, as a page or as JSON."""
+        """Show an error as a page or as JSON."""
         status, headers = 503, dict[str, str]()
         if isinstance(error, HTTPException):
             status = error.status_code
@@ -364,16 +364,16 @@ class _Site:
 
 
 def _wants_json(request: Request) -> bool:
-    """Whether JSON is asked for, by the path or by the Accept header."""
+    """Whether the path or the Accept header asks for JSON."""
     accepted = request.headers.get("accept", "")
     return request.url.path.endswith(".json") or ("application/json" in accepted and "text/html" not in accepted)
 
 
 def _filter_of(request: Request) -> JobFilter:
-    """Read which jobs are asked for.
+    """Read the filter for jobs from a request.
 
     Raises:
-        HTTPException: 400, with what is wrong.
+        HTTPException: 400, with a description of the error.
     """
     asked = request.query_params
     states, labels = [each for each in asked.getlist("state") if each], dict[str, str]()
@@ -410,7 +410,7 @@ def _following(request: Request, token: str) -> str:
 
 
 def _own_path(path: str) -> str:
-    """Return a path of the dashboard's own, for one that a form names; its start page for anything else."""
+    """Return the path that a form names if it is one of the dashboard's own, else that of the start page."""
     own = path.startswith("/") and not path.startswith("//") and path.isprintable() and "\\" not in path
     return path if own else "/"
 
@@ -419,7 +419,7 @@ async def _form(request: Request) -> dict[str, str]:
     """Read a form's fields.
 
     Raises:
-        HTTPException: 413, if it is larger than any of ours.
+        HTTPException: 413, if the form is larger than any of the dashboard's.
     """
     body = b""
     async for chunk in request.stream():
@@ -434,20 +434,20 @@ def _file(name: str) -> str:
 
 
 def _moment(at: str | None) -> str:
-    """Write an ISO time as people read it, in UTC."""
+    """Return an ISO time in readable form, in UTC."""
     return "" if not at else at[:19].replace("T", " ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """Where visitors come.
+    """The address at which visitors reach the dashboard.
 
     Attributes:
         host: the address to listen on.
-        port: the port; 0: one that is free.
-        names: the host names under which visitors come, besides the address itself and those of loopback.
+        port: the port; 0: a free one.
+        names: the host names that visitors use, besides the address itself and those of loopback.
         certificate: PEM file of the certificate for HTTPS; None: HTTP.
-        key: PEM file of its key.
+        key: PEM file of the certificate's key.
     """
 
     host: str
@@ -462,12 +462,12 @@ def serve(client: Client, door: Door, *, zoos: Sequence[Path] = (), ready: Path 
 
     Args:
         client: a client of the service, with the credential of a viewer.
-        door: where visitors come.
-        zoos: folders of runs of zoos, which are shown, too.
-        ready: a file into which the address is written once it listens; None: no file.
+        door: the address at which visitors reach the dashboard.
+        zoos: folders of zoo runs, which are also shown.
+        ready: a file to which the address is written once the dashboard listens; None: no file.
 
     Raises:
-        FxlibError: it cannot listen there, or a file of the certificate, or a folder of a zoo, cannot be used.
+        FxlibError: the dashboard cannot listen there, or a certificate file or a zoo's folder cannot be used.
     """
     hosts = ["localhost", "127.0.0.1", "[::1]", "::1", door.host, *door.names]
     app = make_app(client, hosts=hosts, zoos=zoos, stopping=lambda: server.should_exit)
@@ -483,7 +483,7 @@ def serve(client: Client, door: Door, *, zoos: Sequence[Path] = (), ready: Path 
     server = uvicorn.Server(config)
     try:
         config.load()
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError, too
         raise FxlibError(f"it cannot be used: {error.strerror or error}", where="--https-cert, --https-key") from error
     with _listening(door) as listener:
         if ready is not None:

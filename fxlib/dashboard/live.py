@@ -1,4 +1,4 @@
-"""What happens, told to all who look: one thread follows each thing while anybody does, however many do."""
+"""Tell readers about changes: one thread follows each source while anybody reads it, however many readers there are."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _KEPT: Final = 10_000
-"""The most messages of a feed that are kept for who comes later."""
+"""Maximum number of a feed's messages that are kept for later readers."""
 _MOST_FEEDS: Final = 200
 _POLL_S: Final = 1.0
 _FOLLOW_S: Final = 10.0
-"""How long a thread follows a job before it looks whether anybody still does, in seconds."""
+"""Time that a thread follows a job before it checks whether anybody still reads, in seconds."""
 _TICK_S: Final = 1.0
 
 
 class Feed(Generic[T]):
-    """Messages that a thread finds while anybody reads them. All but `find` happens on the event loop.
+    """Messages that a thread finds while anybody reads them. Everything but `find` happens on the event loop.
 
     Args:
-        find: runs on the thread: tells each message, and returns when there are no more, or when nobody reads any more.
+        find: a function that runs on the thread: it passes on each message, and returns when there are no more, or when
+            nobody reads any longer.
     """
 
     def __init__(self, find: Callable[[Callable[[T], None], Callable[[], bool]], None]) -> None:
@@ -82,7 +83,7 @@ class Feed(Generic[T]):
         try:
             self._find(lambda message: self._on_loop(self._tell, message), lambda: self._readers > 0)
             over = self._readers > 0
-        except Exception:  # noqa: BLE001 - a thread's end is told to who reads, whatever ended it
+        except Exception:  # noqa: BLE001 - readers learn of the thread's end, whatever the cause
             _LOG.exception("a feed ended")
         finally:
             self._on_loop(self._ended, over)
@@ -108,7 +109,7 @@ class Feed(Generic[T]):
 
 
 class Live:
-    """The feeds: of all changes, of runs of zoos, and of each job that is followed. It is made on the event loop."""
+    """The feeds of all changes, of zoo runs, and of each job that is followed. It is created on the event loop."""
 
     def __init__(self, client: Client, view: View, zoos: Zoos) -> None:
         self._client, self._view = client, view
@@ -117,7 +118,7 @@ class Live:
         self._jobs: dict[str, Feed[Event]] = {}
 
     def job(self, job_id: str) -> Feed[Event] | None:
-        """Return the feed of a job's events; None if so many jobs are followed that there is no room for another."""
+        """Return the feed of a job's events; None if too many other jobs are followed."""
         self._jobs = {key: feed for key, feed in self._jobs.items() if not feed.idle}
         if job_id not in self._jobs:
             if len(self._jobs) >= _MOST_FEEDS:
@@ -137,7 +138,7 @@ class Live:
         while wanted():
             try:
                 self._client.watch(job_id, note, after=last, timeout_s=_FOLLOW_S)
-            except ServiceUnavailableError:  # not done yet, or the service is away
+            except ServiceUnavailableError:  # the job is not done yet, or the service is away
                 time.sleep(_POLL_S)
             except (RemoteError, ValueError):  # there is no such job, or the client was closed
                 return
@@ -155,7 +156,7 @@ def _poll(source: View | Zoos, tell: Callable[[str], None], wanted: Callable[[],
             now, away = type(error).__name__, True
         except ValueError:  # the client was closed
             return
-        if now != last and (away or last is not None):  # pages that are read were made while it was there
+        if now != last and (away or last is not None):  # open pages were made while the service was available
             source.forget()
             tell(now)
         last = now

@@ -1,4 +1,4 @@
-"""Answers of the last second: what many visitors ask at once is looked up once."""
+"""Keep the answers of the last second, so that a question that many visitors ask at once is looked up once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Recent:
         self._generation = 0
 
     def forget(self) -> None:
-        """Forget all answers, also those that are on their way."""
+        """Forget all answers, including those that are being looked up."""
         with self._lock:
             self._known.clear()
             self._generation += 1
 
     def get(self, key: Hashable, ask: Callable[[], T]) -> T:
-        """Return the answer to a question, asked now unless it was a moment ago."""
+        """Return the answer to a question, which is asked now unless there is a recent answer."""
         with self._lock:
             at, known = self._known.get(key, (float("-inf"), None))
             generation = self._generation

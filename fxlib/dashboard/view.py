@@ -1,6 +1,6 @@
-"""What the pages show, as plain data: asked of the service with the dashboard's own credential.
+"""Collect the data of the pages as plain data, from the service, with the dashboard's own credential.
 
-A model's gain over time is a picture: for each job a point, and a square for what its training saw.
+A model's gain over time is a picture: a point for each job, and a square for the gain that its training measured.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fxlib.spec.report import plain
 from fxlib.utils.text import plain as one_line
 
 PAGE: Final = 100
-"""The number of jobs on a page, unless the visitor asks for another."""
+"""Number of jobs on a page, unless the visitor asks for another number."""
 
 LARGEST_PAGE: Final = 500
 _MODELS_FROM: Final = 1000
-"""The number of jobs, the newest, from which the list of models is made."""
+"""Number of newest jobs from which the list of models is made."""
 _HISTORY: Final = 200
-"""The most jobs that the history of one model shows."""
+"""Maximum number of jobs that the history of one model shows."""
 _RUNNING: Final = 500
 _TIMEOUT_S: Final = 10.0
 
@@ -39,14 +39,14 @@ _BESIDE: Final = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which page of a listing is asked for."""
+    """The requested page of a listing."""
 
     size: int = PAGE
     token: str = ""
 
 
 class View:
-    """Asks for what pages show. Until something happens, the same question within a second is asked once.
+    """Queries the service for the pages. Until something happens, the same query within a second is made once.
 
     Args:
         client: a client of the service, with the credential of a viewer.
@@ -57,24 +57,24 @@ class View:
         self._recent = Recent()
 
     def forget(self) -> None:
-        """Ask anew from now on, since something happened."""
+        """Query anew from now on, because something happened."""
         self._recent.forget()
 
     def workers(self) -> dict[str, Any]:
-        """Return the live workers, each with the job that it has, and what the service can do."""
+        """Return the live workers, each with its current job, and the capabilities of the service."""
         return self._recent.get("workers", self._workers)
 
     def queue(self, page: Page) -> dict[str, Any]:
-        """Return the running jobs, and a page of the queued ones, the one that has waited longest first."""
+        """Return the running jobs, and a page of the queued ones, the longest-waiting one first."""
         return self._recent.get(("queue", page), lambda: self._queue(page))
 
     def jobs(self, wanted: JobFilter, page: Page) -> dict[str, Any]:
-        """Return a page of the jobs that fit, the newest first."""
+        """Return a page of the jobs that fit the filter, the newest first."""
         key = (repr(wanted), page)
         return self._recent.get(key, lambda: self._jobs(wanted, page))
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """Return one job, all that its report says, and its events."""
+        """Return one job, its whole report, and its events."""
         return self._recent.get(("job", job_id), lambda: self._job(job_id))
 
     def _job(self, job_id: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class View:
         }
 
     def fingerprint(self) -> str:
-        """Return a text that is another one when a page about the workers, the queue, or the newest jobs would be."""
+        """Return a text that changes whenever a page about the workers, the queue, or the newest jobs would change."""
         newest = self._client.page(size=PAGE, timeout_s=_TIMEOUT_S).jobs
         jobs = {job.id: job for job in (*newest, *self._running())}
         workers = [worker.worker_id for worker in self._client.capabilities(timeout_s=_TIMEOUT_S).workers]
@@ -155,7 +155,7 @@ class View:
         return self._client.jobs(states=("running",), limit=_RUNNING, timeout_s=_TIMEOUT_S)
 
     def _events(self, job: Job) -> list[dict[str, Any]]:
-        """Return the events that a job has by now."""
+        """Return the events that a job has so far."""
         found = list[Event]()
 
         def note(event: Event) -> None:
@@ -176,11 +176,11 @@ def event_data(event: Event) -> dict[str, Any]:
 
 
 class _AllToldError(Exception):
-    """All events of a job that there are have been told."""
+    """All present events of a job have been delivered."""
 
 
 def _line(job: Job) -> dict[str, Any]:
-    """Return a job as a row of a table has it."""
+    """Return a job as a row of a table."""
     ended = job.finished_at
     return {
         "id": job.id,
@@ -202,7 +202,7 @@ def _line(job: Job) -> dict[str, Any]:
 
 
 def _times(job: Job) -> Mapping[str, Any]:
-    """Return what a job's own page has of it, besides what a row has."""
+    """Return the fields that a job's own page has besides those of a row."""
     return {
         "attempts": job.attempts,
         "asked_by": job.asked_by,
@@ -216,7 +216,7 @@ def _times(job: Job) -> Mapping[str, Any]:
 
 
 def _why(job: Job) -> str:
-    """Say in one line why a job is as it is."""
+    """Return the reason for a job's state or decision in one line."""
     if job.failure is not None:
         return f"{job.failure.message} ({job.failure.code})"
     if job.report is not None:
@@ -226,7 +226,7 @@ def _why(job: Job) -> str:
 
 
 def gain_chart(jobs: Sequence[Mapping[str, Any]]) -> Markup:
-    """Draw the gains of jobs, which are given newest first; empty if none was measured. All text is escaped."""
+    """Draw the gains of jobs, given newest first; return nothing if none was measured. All text is escaped."""
     measured = [job for job in reversed(jobs) if job["gain"]]
     if not measured:
         return Markup("")

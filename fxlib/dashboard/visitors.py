@@ -1,8 +1,8 @@
-"""Visitors who have signed in with tokens of their own, which alone let them cancel and retry jobs.
+"""Keep the visitors who have signed in with their own tokens, which alone let them cancel and retry jobs.
 
-A token is kept in this process, by a cookie that no script reads and no other site sends along. What changes anything
-needs, besides the cookie, the session's own secret in the form (a page of another site cannot read it), and an origin
-that is the dashboard's. A program sends its token as a bearer instead, which no page of another site can.
+A token is kept in this process, under a cookie that no script can read and no other site can send along. Besides the
+cookie, a request that changes anything needs the session's own secret in the form (a page of another site cannot read
+it), and the dashboard's origin. A program sends its token as a bearer instead, which no page of another site can do.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Visitor:
 
     Attributes:
         token: the token to show to the service.
-        secret: what the forms on the visitor's pages hold, against forms of other sites.
-        seen_at: when the visitor was last here, on the monotonic clock.
+        secret: the secret in the forms on the visitor's pages, as protection against forms of other sites.
+        seen_at: the time of the visitor's last request, in seconds of the monotonic clock.
     """
 
     token: str
@@ -42,25 +42,25 @@ class Visitor:
 
 
 class Visitors:
-    """The visitors, by their cookies. All are forgotten when the dashboard ends, and each after eight idle hours."""
+    """The visitors, by their cookies. Each is forgotten after eight idle hours, and all when the dashboard ends."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Visitor] = OrderedDict()
         self._using = Lock()  # pages are made on threads
 
     def of(self, request: Request) -> Visitor | None:
-        """Return who sent a request; None if they have not signed in."""
+        """Return the visitor who sent a request; None if they have not signed in."""
         cookie = request.cookies.get(COOKIE, "")
         with self._using:
             found = self._known.pop(cookie, None)
             if found is None or time.monotonic() - found.seen_at > _IDLE_S:
                 return None
             found.seen_at = time.monotonic()
-            self._known[cookie] = found  # as the one who was here last
+            self._known[cookie] = found  # reinserted as the most recent visitor
             return found
 
     def sign_in(self, token: str) -> str:
-        """Remember a visitor, and return the cookie. The one who was here longest ago is forgotten for a new one."""
+        """Remember a visitor, and return the cookie. If there are too many, the least recent visitor is forgotten."""
         cookie = secrets.token_urlsafe(32)
         with self._using:
             self._known[cookie] = Visitor(token=token, secret=secrets.token_urlsafe(32), seen_at=time.monotonic())
@@ -69,15 +69,15 @@ class Visitors:
         return cookie
 
     def sign_out(self, request: Request) -> None:
-        """Forget who sent a request."""
+        """Forget the visitor who sent a request."""
         with self._using:
             self._known.pop(request.cookies.get(COOKIE, ""), None)
 
     def token_of(self, request: Request, form: Mapping[str, str]) -> str:
-        """Return the token with which a request that changes something is made.
+        """Return the token of a request that changes something.
 
         Raises:
-            HTTPException: 401, if there is none; 403, if the request may be another site's doing.
+            HTTPException: 401, if there is none; 403, if another site may have caused the request.
         """
         shown = request.headers.get("authorization", "")
         if shown.lower().startswith(_SCHEME):
@@ -95,7 +95,7 @@ def check_origin(request: Request) -> None:
     """Check that a page of the dashboard sent a form.
 
     Raises:
-        HTTPException: 403, if another site did, or nobody says who.
+        HTTPException: 403, if another site sent it, or the origin is not given.
     """
     host = request.headers.get("origin", "").partition("://")[2]
     if not host or host != request.headers.get("host"):
@@ -103,10 +103,10 @@ def check_origin(request: Request) -> None:
 
 
 def check_private(request: Request) -> None:
-    """Check that nobody can read a token on its way here.
+    """Check that nobody can read a token in transit.
 
     Raises:
-        HTTPException: 403, if the connection is neither encrypted nor of this machine.
+        HTTPException: 403, if the connection is neither encrypted nor local to this machine.
     """
     if request.url.scheme != "https" and (request.client is None or request.client.host not in _LOOPBACK):
         raise HTTPException(403, "A token is not sent over an unencrypted connection: come by HTTPS.")

@@ -1,6 +1,6 @@
-"""Runs of zoos, as folders on this machine have them: what the pages about them show, as plain data.
+"""Read zoo runs from folders on this machine: the data of the pages about them, as plain data.
 
-A visitor names zoos and runs by what is there; no name that comes from outside is made into a path.
+A visitor's names are looked up among the existing zoos and runs; no name that comes from outside is made into a path.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fxlib.zoo.report import results
 from fxlib.zoo.runs import Run, RunError, Runs
 
 _MOST_RUNS: Final = 20
-"""The most runs of one zoo that the list tells of."""
+"""Maximum number of one zoo's runs in the list."""
 _SETTLED_NS: Final = 2 * 10**9
-"""Once a folder has not changed for so long, a change will be seen by its time."""
+"""Time in nanoseconds for which a folder has to be unchanged before its time reliably shows the next change."""
 
 
 class UnknownRunError(FxlibError):
-    """A visitor names a zoo or a run that is not there."""
+    """A visitor names a zoo or a run that does not exist."""
 
 
 class Zoos:
@@ -35,7 +35,7 @@ class Zoos:
         folders: the folders of runs.
 
     Raises:
-        FxlibError: there is no such folder, or two have one name.
+        FxlibError: a folder does not exist, or two have the same name.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -55,16 +55,16 @@ class Zoos:
         return bool(self._zoos)
 
     def forget(self) -> None:
-        """Look anew from now on, since something happened."""
+        """Read the folders anew from now on, because something happened."""
         self._recent.forget()
 
     def fingerprint(self) -> str:
-        """Return a text that is another one once a page about zoos would be."""
+        """Return a text that changes whenever a page about zoos would change."""
         shown = [(name, [(run.name, _changed_at(run)) for run in _newest(runs)]) for name, runs in self._zoos.items()]
         return repr(shown)
 
     def all(self) -> dict[str, Any]:
-        """Return each zoo with its newest runs, the newest first: how many models each has, by what became of them."""
+        """Return each zoo with its newest runs, the newest first, and the number of models in each by their outcome."""
         return self._recent.get("all", self._all)
 
     def _all(self) -> dict[str, Any]:
@@ -75,15 +75,15 @@ class Zoos:
         return {"zoos": zoos}
 
     def run(self, name: str, zoo: str = "") -> dict[str, Any]:
-        """Return one run, as `fxlib zoo status --json` has it, with what changed since the run before.
+        """Return one run, in the form of `fxlib zoo status --json`, with the changes since the run before.
 
         Args:
             name: the run's name.
-            zoo: the name of its zoo; not needed where one zoo alone has a run of that name.
+            zoo: the name of its zoo; not needed if only one zoo has a run of that name.
 
         Raises:
-            UnknownRunError: there is none, or several zoos have one.
-            RunError: a file of it cannot be read.
+            UnknownRunError: there is no such run, or several zoos have one.
+            RunError: a file of the run cannot be read.
         """
         zoo = self._zoo_of(name, zoo)
         return self._recent.get(("run", zoo, name), lambda: self._run(zoo, name))
@@ -97,15 +97,15 @@ class Zoos:
         return {"zoo": zoo, **_found(told), "run": name, "over": all(_over(row) for row in told["rows"])}
 
     def diff(self, before: str = "", after: str = "", zoo: str = "") -> dict[str, Any]:
-        """Return what changed between two runs of a zoo.
+        """Return the changes between two runs of a zoo.
 
         Args:
-            before: the name of the earlier run; "": the one before the other.
+            before: the name of the earlier run; "": the one before the later run.
             after: the name of the later run; "": the newest.
-            zoo: the name of the zoo; not needed where the runs' names say which.
+            zoo: the name of the zoo; not needed if the runs' names determine it.
 
         Raises:
-            UnknownRunError: a run is not there, or several zoos have it.
+            UnknownRunError: a run does not exist, or several zoos have it.
             RunError: a file of a run cannot be read.
         """
         zoo = self._zoo_of(after or before, zoo)
@@ -139,7 +139,7 @@ class Zoos:
         return have[0]
 
     def _summary(self, run: Run) -> dict[str, Any]:
-        """Return a run as a row of the list; a run whose files did not change is not read again."""
+        """Return a run as a row of the list; a run whose files have not changed is not read again."""
         at = _changed_at(run)
         known = self._summaries.get(run.folder)
         if known is not None and known[0] == at:
@@ -172,7 +172,7 @@ def _newest(runs: Runs) -> list[Run]:
 
 
 def _changed_at(run: Run) -> int:
-    """Return when a row was written last, in nanoseconds; 0 if there is none."""
+    """Return the time when a row was last written, in nanoseconds; 0 if there is none."""
     try:
         return (run.folder / "rows").stat().st_mtime_ns
     except OSError:
