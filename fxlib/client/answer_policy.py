@@ -292,7 +292,7 @@ class _Interactions:
         self.words[key] = words
 
     def _add_calls(self, node: Node, numbers: Numbers, known: dict[Node, int], count: int, *, contracts: bool) -> None:
-        """Note the form of the arguments of a node's calls, and what the contract of a call allows besides it."""
+        """Note the form of the arguments of a node's calls, and further interactions that their contracts allow."""
         if node.target in CALLS:
             kind, args = ("push", node.args[1:]) if node.target in TRACKERS else ("call", node.args)
             key = kind, numbers.value(args[0], known), numbers.value(args[1], known)
@@ -417,7 +417,7 @@ def _meet(states: frozenset[ServerState], others: frozenset[ServerState]) -> boo
 def _check_kinds(answer: _Interactions, original: _Interactions, module: GraphModule) -> None:
     """Check that an answer does nothing that neither the original does nor its contracts allow."""
     free = not any(_reads_server(node) for _, body in bodies(module) for node in body.graph.nodes)
-    for key in sorted(answer.counts, key=lambda each: each[0] == "run"):  # what a nested graph does tells more
+    for key in sorted(answer.counts, key=lambda each: each[0] == "run"):  # a nested graph's content says more
         if free and key[0] == "change":
             continue
         if not original.most(key):
@@ -469,7 +469,7 @@ def _called(body: GraphModule, node: Node) -> nn.Module:
 
 
 def _entered(module: nn.Module) -> Iterator[GraphModule]:
-    """Yield the graphs that run when a module is called, but not those that these call themselves."""
+    """Yield the graphs that run when a module is called, without the graphs that these call in turn."""
     if isinstance(module, GraphModule):
         yield module
         return

@@ -385,7 +385,7 @@ class Client:
         return job_from_proto(answer.job)
 
     def retry(self, job_id: str, *, request_id: str = "", timeout_s: float = 30.0) -> Job:
-        """Make a new job of an earlier one's request, to be measured anew.
+        """Make a new job from an earlier one's request, to be measured anew.
 
         Args:
             job_id: the earlier job.

@@ -130,7 +130,7 @@ class Connection:
         """Make a call, and repeat it while its failure may pass, for at most OUTAGE_S.
 
         Args:
-            what: the name of the call, for messages.
+            what: a description of the call, for messages.
             attempt: a function that makes the call once, within the given number of seconds.
             deadline: the deadline for all attempts together.
 

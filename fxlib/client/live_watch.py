@@ -136,7 +136,7 @@ class Comparison:
         self.has_fallen = False
 
     def add(self, log_ratio: float) -> None:
-        """Add one pair: log(seconds per sample of the original / those of the rewritten module)."""
+        """Add one pair, as log(seconds per sample of the original / seconds per sample of the rewritten module)."""
         self._late.append(log_ratio)
         for size, window in self._windows.items():
             window.add(log_ratio)

@@ -20,7 +20,7 @@ from fxlib.wire.encode import fits
 
 CALLS = CALLS_BY_NAME | TRACKERS
 _THROUGH = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Sequential, GraphModule)
-"""Modules that return what they are given, or call a method of it, whatever it is."""
+"""Modules that return their argument, or call a method of it, whatever its type."""
 _LAYOUTS = frozenset({"clone", "contiguous"})
 IsOwn = Callable[[Node, GraphModule], bool]
 

@@ -244,7 +244,7 @@ def run_sample(captured: GraphModule, workload: Workload) -> bool:
 
 
 def _stays_here(captured: GraphModule, workload: Workload) -> bool:
-    """Whether nobody but this process notices a run."""
+    """Whether only this process notices a run."""
     nodes = [node for _, body in bodies(captured) for node in body.graph.nodes]
     if workload.rrefs or any(node.target in COLLECTIVES for node in nodes):
         return False

@@ -130,7 +130,7 @@ class Lines:
         text = plain(text)
         if text != self._last:
             self._last = text
-            # A log that is closed or full is no reason to stop training.
+            # A log that is closed or full must not stop training.
             with contextlib.suppress(OSError, ValueError):
                 print(f"fxlib: {text}", file=self._stream, flush=True)
 

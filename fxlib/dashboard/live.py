@@ -48,7 +48,7 @@ class Feed(Generic[T]):
 
     @property
     def idle(self) -> bool:
-        """Whether nobody reads."""
+        """Whether there are no readers."""
         return not self._readers
 
     async def read(self, *, from_now: bool = False) -> AsyncGenerator[T | None]:

@@ -454,7 +454,7 @@ def _check_rows(known: KnownRows, rows: int, like: KnownRows) -> None:
     if len(known.tensors) != len(like.tensors):
         raise NotByKeys("rows that were read again have another state")
     for each, first in zip(known.tensors, like.tensors, strict=True):
-        found: Any = each  # whatever came
+        found: Any = each  # the answer may be anything
         if not isinstance(found, torch.Tensor) or found.dim() == 0 or found.shape[0] != rows:
             raise NotByKeys(f"{rows} keys brought {_shape(found)}")
         if each.shape[1:] != first.shape[1:] or each.dtype != first.dtype or each.requires_grad:

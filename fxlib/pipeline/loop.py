@@ -41,7 +41,7 @@ class _Pulled(Generic[B]):
     entry: Any = None
     """The calls that were made ahead for the batch; None if there are none."""
     was_tried: bool = False
-    """Whether anybody has tried to make calls for it."""
+    """Whether there was an attempt to make calls for it."""
 
 
 def _why_not_ahead(loader: object) -> str:
@@ -164,7 +164,7 @@ class Pipeline(Generic[B]):
     Attributes:
         why_not_ahead: why batches are not pulled before the loop asks for them; empty if they are.
         taken: number of calls so far whose results were fetched ahead and taken.
-        unused: number of calls so far that were made ahead in vain.
+        unused: number of calls so far that were made ahead but not taken.
     """
 
     def __init__(

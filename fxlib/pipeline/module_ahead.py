@@ -59,7 +59,7 @@ def prefetch(module: nn.Module, *inputs: Any, **kwargs: Any) -> bool:
         kwargs: the keyword arguments of the later forward.
 
     Returns:
-        Whether any call was made, or will be made behind the next push.
+        Whether any call was made, or will be made after the next push.
     """
     captured = captured_in(module)
     return captured is not None and ahead_of(captured).add(inputs, kwargs) is not None
@@ -144,10 +144,10 @@ class ModuleAhead(LeavesPushes):
         self._in_vain: dict[Node, int] = {}
         """Number of times in a row that a call's read was overwritten before a forward took it, by the call's node."""
         self.taken = self.unused = 0
-        """Number of calls whose result a forward has taken, and of those that were made and not taken."""
+        """Number of calls whose result a forward has taken, and number of calls that were made but not taken."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None  # what was fetched is for forwards of the module that was copied
+        return None  # the fetched results belong to forwards of the module that was copied
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """Make the calls of a later forward that may be made now; return None if none can be made now or later."""

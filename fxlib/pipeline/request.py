@@ -360,7 +360,7 @@ class Request:
 
 
 class Reread:
-    """Rows of a request that are read again, behind the pushes that change them."""
+    """Rows of a request that are read again after the pushes that change them."""
 
     def __init__(self, request: Request, repair: Repair, calls: Sequence[tuple[int, Arguments]]) -> None:
         self._request = request
@@ -478,7 +478,7 @@ class _Taken:
     def wait(self) -> Any:
         """Return the result; if there is none, make the call now as the program makes it, and return its result."""
         found: Sequence[Any] | None = None
-        with suppress(Exception):  # whatever it was, the program has not asked yet
+        with suppress(Exception):  # the program has not asked for the result yet
             found = [self._future.wait()]
         if found is not None and self._merged is not None:
             found = self._merged(found)
@@ -556,7 +556,7 @@ class _TakenBatch(BatchInFlight):
             return super()._receive()
         assert self.future is not None  # noqa: S101 - it was sent
         landed: Sequence[Any] | None = None
-        with suppress(Exception):  # the single calls tell what is wrong
+        with suppress(Exception):  # the single calls raise the error
             landed = self.future.wait()
         DEADLINES.forget(self.future)
         if landed and self._merged is not None and not any(map(batch.failed, landed)):

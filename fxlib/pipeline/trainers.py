@@ -22,7 +22,7 @@ def servers_of(module: GraphModule) -> frozenset[str]:
 
 
 class Trainers:
-    """Tells whether there are several trainers, from what the loop said, the process group, and the RPC workers.
+    """Tells whether there are several trainers, by the loop's statement, the process group, and the RPC workers.
 
     A worker of RPC that the module does not call may be another trainer, or a server that others write to through it.
     So it counts as one until the loop says how many trainers there are.

@@ -112,7 +112,7 @@ class Watch:
                 self._listeners.remove(listener)
             if self._listeners:
                 return
-            if self._is_in_place():  # else what somebody else has put over ours stays, and ours does nothing below it
+            if self._is_in_place():  # else another wrapper around ours stays, and ours does nothing inside it
                 for (owner, name), (original, _) in self._replaced.items():
                     setattr(owner, name, original)
                 self._replaced.clear()

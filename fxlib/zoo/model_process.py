@@ -60,7 +60,7 @@ def main() -> int:
     here = os.getpid()
 
     def tell(**message: object) -> None:
-        if os.getpid() != here:  # the model forked: its copy of this process has nothing to say
+        if os.getpid() != here:  # the model forked: its copy of this process must not write
             os._exit(0)
         print(json.dumps(message), file=answers, flush=True)
 

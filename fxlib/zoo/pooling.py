@@ -71,7 +71,7 @@ def t_quantile(confidence: float, free: int) -> float:
 
 
 def _within(angle: float, free: int) -> float:
-    """Return the probability that |t| is below tan(angle) times the root of the degrees of freedom."""
+    """Return the probability that |t| is below tan(angle) times the square root of the degrees of freedom."""
     odd = free % 2
     term = total = (math.cos(angle) if free > 1 else 0.0) if odd else 1.0
     for each in range(3 if odd else 2, free - 1, 2):

@@ -1,6 +1,6 @@
 "use strict";
-// A page is what the server makes of it. When a stream says that something happened, the page is fetched again, and
-// those of its regions are put in place that changed: no text of anyone's is made into HTML here.
+// The server renders all pages. When a stream says that something happened, the page is fetched again, and its changed
+// regions are replaced: this script turns nobody's text into HTML.
 const PAUSE_MS = 500, AGAIN_MS = 3000;
 let stream = null, busy = false, again = false;
 
