@@ -426,7 +426,7 @@ def _check_kinds(answer: _Interactions, original: _Interactions, module: GraphMo
 
 
 def _check_counts(answer: _Interactions, original: _Interactions) -> None:
-    """Check that an answer does nothing more often than the original, leaves no write out, and widens no arguments."""
+    """Check that an answer does nothing more often than the original, omits no write, and widens no arguments."""
     for key, count in answer.counts.items():
         if key[0] not in _UNCOUNTED and count > original.most(key):
             words = answer.words[key].removesuffix(" otherwise")

@@ -1,7 +1,6 @@
 """Open a channel to the service, and make calls over it that outlast a restart of the service.
 
-A failed call says whether to try again, and what to tell the user; a deadline is the point in time by which an answer
-is wanted.
+A failed call says whether to try again, and what to tell the user; a deadline is the time by which an answer is needed.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class Connection:
         request = jobs_pb2.GetCapabilitiesRequest()
         while not deadline.passed:
             try:
-                # Not grpc.channel_ready_future: its thread fails, loudly, when the channel is closed.
+                # This does not use grpc.channel_ready_future, whose thread fails loudly when the channel is closed.
                 return self.jobs.GetCapabilities(request, timeout=deadline.left_s, wait_for_ready=True)
             except grpc.RpcError as error:
                 if not understand(error).may_pass:

@@ -88,7 +88,7 @@ class Discovery:
             return
         try:
             batches = self._described(batch)
-        except FxlibError:  # an empty tensor of indices, say: the next call of this kind will not be another one
+        except FxlibError:  # for example, an empty tensor of indices: the next call of this kind will be no different
             return
         self._met.append(_Met(name=name, grad=grad, flags=flags, batches=batches))
 

@@ -161,7 +161,7 @@ def _answer(
                     where=f"rank {rank}",
                     hint="All ranks must capture the same program, with the same constants in it.",
                 )
-        assert isinstance(own, Prepared)  # noqa: S101 - it said so
+        assert isinstance(own, Prepared)  # noqa: S101 - the rank has said so
         answer = inquire(own)
     except Exception as error:  # noqa: BLE001 - all ranks have to know
         return _NO + _sentence(error).encode()
@@ -193,7 +193,7 @@ def _read_answer(rendezvous: Rendezvous, deadline: Deadline) -> Answer:
 def _bind(own: Prepared, answer: Answer) -> Outcome:
     try:
         return Outcome(result=conclude(own, answer))
-    except Exception as error:  # noqa: BLE001 - a vote
+    except Exception as error:  # noqa: BLE001 - the error becomes a vote
         return kept(own.captured, error, job_id=answer.job.id)
 
 
@@ -263,7 +263,7 @@ class Rendezvous:
         """
         pause_s = _FIRST_PAUSE_S
         try:
-            # Not `wait`, which would keep the process's other threads from the store.
+            # This does not use `wait`, which would keep the process's other threads from the store.
             while not self._store.check([_key(rank, name)]):
                 if deadline.passed:
                     raise RemoteError(f"rank {rank} has not said its {name} within {deadline.seconds:.0f} s")
@@ -271,7 +271,7 @@ class Rendezvous:
                 pause_s = min(2 * pause_s, _LAST_PAUSE_S)
             count = int(self._store.get(_key(rank, name)))
             return b"".join(bytes(self._store.get(_key(rank, name, index))) for index in range(count))
-        except RuntimeError as error:  # of torch: DistStoreError, DistNetworkError
+        except RuntimeError as error:  # torch raises DistStoreError or DistNetworkError
             raise RemoteError(f"the store of the ranks does not answer: {error}") from error
 
     def read_all(self, name: str, deadline: Deadline) -> list[bytes]:

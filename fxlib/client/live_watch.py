@@ -279,7 +279,7 @@ class StepWatch(LiveWatch):
             self._pair[place.original].add(samples, seconds)
 
     def passed(self) -> None:
-        """Note that a step is over, however it ended."""
+        """Note that a step is over, with or without an error."""
         self._steps += 1
         if self._steps % self._turns.round_steps == 0:
             self._end_round()
@@ -311,7 +311,7 @@ class StepWatch(LiveWatch):
         if self._went_back:
             return
         self._went_back = True
-        self._runs_original = False  # so that the switch is made, and its reason is the one that holds from now on
+        self._runs_original = False  # so that the switch is made, with the reason that holds from now on
         self._wake.set()
         seen = f" ({interval(gain)} of late)" if (gain := self._comparison.gain) is not None else ""
         warnings.warn(
@@ -348,7 +348,7 @@ class StepWatch(LiveWatch):
             turn.settle()
         except FxlibError as error:
             _LOG.info("the ranks could not agree on a step to go back at: %s", error)
-        except RuntimeError as error:  # of torch: the store is gone, and with it the other ranks
+        except RuntimeError as error:  # torch raises it if the store is gone, and with it the other ranks
             _LOG.info("the store of the ranks does not answer: %s", error)
 
     def _decided(self, rendezvous: Rendezvous) -> bool:

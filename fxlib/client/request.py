@@ -164,7 +164,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
     auto = protocol.is_auto(question.recipe)
     sent = bool(wanting) or (auto and question.weights and workload.mode == "forward" and not captured.training)
     workload = calibrated(captured, workload, question) if sent else workload
-    marks = marks_of(captured) if sent else {}  # noted before they are read: a write in between shows
+    marks = marks_of(captured) if sent else {}  # taken before the weights are read, so that a write in between shows
     encoded = wire.encode(captured, weights=sent)
     graph = encoded.graph.SerializeToString(deterministic=True)
     address = protocol.blob_ref(graph)

@@ -18,7 +18,7 @@ class WatchOptions(TypedDict, total=False):
     """The options of `Result.watch`.
 
     Attributes:
-        canary: share of the steps that the original runs, at most a half; 0 (the default): none, and no gain is seen.
+        canary: share of the steps that the original runs, at most a half; 0 (the default): none, and no gain is shown.
         least_gain: the gain below which the job goes back to its original; by default, the one it asked for.
         group: a process group of `torch.distributed`, or "world", all of whose ranks watch the same steps: they
             switch at the same step, and rank 0 reports for all. By default, this process is alone.

@@ -1,4 +1,4 @@
-"""Calls across the step: the next batches' reads travel while this one trains, with the same bits.
+"""Make calls across the step: the next batches' reads travel while the current one trains, with the same bits.
 
 `fxlib.analysis.effects.prologue` decides which calls may run ahead. This package has the loop over a loader, the calls
 that were made ahead, and the watch over the writes in between.

@@ -294,7 +294,7 @@ class Rows:
     def blocks(self) -> list[Block]:
         """Return the rows that the forward of the message had."""
         if not self.known or {each.made_by for each in self.known} != {numerics()}:
-            return []  # this process may compute other bits than the server
+            return []  # this process may not compute the same bits as the server
         of_calls = zip(self._origins, self._keys, self.known, strict=True)
         return [Block(origin, self._reads, keys, known) for origin, keys, known in of_calls]
 
@@ -355,7 +355,7 @@ class Rows:
         return bool(self._repaired or self._origins)
 
     def merged(self, results: Sequence[Any]) -> list[Any]:
-        """Return the results of the calls, with the rows that were read again in their places.
+        """Return the results of the calls, which contain the rows that were read again.
 
         Raises:
             NotByKeys: the rows of a result do not match its keys.
@@ -388,7 +388,7 @@ class _Keys:
         self._alone = torch.cat([each.reshape(-1).to(torch.int64) for each in keys])
         if len(self._alone):
             least, most = torch.aminmax(self._alone)
-            if int(least) < 0 or int(most) >= _SPACE:  # a negative one may name a row from the end
+            if int(least) < 0 or int(most) >= _SPACE:  # a negative key may count rows from the end
                 raise NotByKeys("a key is negative, or too large")
         self._apart: torch.Tensor | None = None
         self._spaces, self._sizes = spaces, [each.numel() for each in keys]

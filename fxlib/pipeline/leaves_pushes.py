@@ -40,7 +40,7 @@ class LeavesPushes(ABC):
         self._pushing: int | None = None
         """The thread that makes the pushes of a step; None while none does."""
         self._making: int | None = None
-        """The thread that makes calls of its own; None while none does."""
+        """The thread that makes this object's own calls; None while none does."""
         self._settling = RLock()
 
     @abstractmethod

@@ -322,7 +322,7 @@ class ModuleAhead(LeavesPushes):
         return self._with_results(entry, unchanged, generated, args, kwargs)
 
     def ended(self) -> None:
-        """Note that the forward has ended, however it did."""
+        """Note that the forward has ended, with or without an error."""
         if self._current is not None:
             for each in filter(None, self._current.requests):
                 if each.why_not_by_keys:

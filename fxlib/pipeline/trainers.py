@@ -32,7 +32,7 @@ class Trainers:
         self._servers: Collection[str] = frozenset()
         self._stated: int | None = None
         self._agent: object = None
-        """The RPC agent whose workers were looked at; None before."""
+        """The RPC agent whose workers were examined; None before the first."""
         self._others: list[str] = []
         """The names of its workers that are neither this process nor servers of the module."""
         self._told = False

@@ -5,7 +5,7 @@ and the contract of a push may name the function that makes such an update (`upd
 are enough to know them after the push of their gradient, and so in each batch that was read ahead. The updated row
 replaces the row that was read; it does not matter whether that was read before or after the push.
 
-An update is made on all rows of a push at once, as the server makes it: row by row, some operators compute other bits.
+An update is made on all rows of a push at once, as the server makes it: some operators compute other bits row by row.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Dependencies:
 
 
 class Observer:
-    """Notes the files that this process reads from now on."""
+    """Records the files that this process reads from now on."""
 
     def __init__(self) -> None:
         self._opened = set[str]()

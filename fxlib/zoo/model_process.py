@@ -196,7 +196,7 @@ def _source(entry: Entry) -> Any:
 def _called(name: str, arguments: Mapping[str, Any]) -> Any:
     module_name, _, function = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)  # named by the user, in their own manifest
+        found: Any = importlib.import_module(module_name)  # the user names it in their own manifest
         for part in function.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:

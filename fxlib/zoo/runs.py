@@ -74,7 +74,7 @@ class Row:
         gain: the gain over the original, relative.
         confidence: the level of the gain's interval.
         qps_original: the original's samples per second.
-        qps_optimized: the rewritten module's.
+        qps_optimized: the rewritten module's samples per second.
         max_relative_error: the relative error of the results against the original's.
         cached: whether the service answered from an earlier measurement.
         reused: whether an earlier run of this zoo had the answer, and nothing was asked.
@@ -233,7 +233,7 @@ class Run:
         return _read(path) if path.exists() else {}
 
     def write_report(self, name: str, report: Mapping[str, Any]) -> None:
-        """Keep the service's report on an entry.
+        """Write the service's report on an entry.
 
         Raises:
             RunError: the file cannot be written.

@@ -109,7 +109,7 @@ Kind = Literal["layer", "sum", "norm", "pool", "move", "join"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Link:
-    """Work that can take levels and give levels."""
+    """A piece of work that can take and give levels."""
 
     kind: Kind
     node: Node
@@ -139,7 +139,7 @@ class Plan:
     held: AbstractSet[Node]
     """Values that are held in levels."""
     takers: Mapping[Node, Collection[Node]]
-    """For each held value, the users that take its levels."""
+    """The users that take the levels of each held value."""
     ranges: Mapping[Node, ValueRange]
     """Ranges of the values that are levels or become levels; empty without batches."""
     steady: AbstractSet[Node]

@@ -39,8 +39,8 @@ _OPERATORS = torch.ops.fxlib
 _VALUES = ("val", "tensor_meta")
 """Keys of a node's `meta` that hold its value's dtype."""
 _LEAST_VALUES = 100
-"""Number of values to observe: the next value of the same distribution is out of their range with probability 2 in
-101."""
+"""Minimum number of observed values: the next value of the same distribution is outside their range with probability
+2 in 101."""
 
 
 @register_pass(
@@ -149,7 +149,7 @@ class Quantize(GraphPass):
         return self._with_known_range(kept, found.small, seen.ranges, declined), seen
 
     def _alone(self, layers: Sequence[Layer]) -> list[Declined]:
-        """Return the reasons of layers that neither take levels nor pass them on."""
+        """Return why layers are declined that neither take levels nor pass them on."""
         large = [each.node for each in layers if each.linear.weight.tensor.numel() >= self.least_weights]
         return [Declined(node=node.name, reason=Reason.NOT_INT8) for node in large]
 
@@ -267,7 +267,7 @@ class _Search:
         self._blocked = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
         self.layers: list[Layer] = []
         self.small: set[Node] = set()
-        """The layers among them that do not pay alone."""
+        """The layers among them that do not pay off on their own."""
         self.declined: list[Declined] = []
         for node in module.graph.nodes:
             linear = linear_layer_of(module, node)
@@ -276,7 +276,7 @@ class _Search:
 
     @property
     def are_all_small(self) -> bool:
-        """Whether no layer pays alone."""
+        """Whether no layer pays off on its own."""
         return self.small.issuperset(each.node for each in self.layers)
 
     def _take(self, linear: LinearLayer) -> None:
