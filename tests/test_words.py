@@ -43,6 +43,26 @@ FINISHED = [
         )
     ),
     *(f"fxlib/{file}.py" for file in ("__init__", "config", "errors", "reasons", "render")),
+    *(
+        f"fxlib/client/{file}.py"
+        for file in (
+            "__init__",
+            "blobs",
+            "client",
+            "connection",
+            "credentials",
+            "discovery",
+            "handle",
+            "own_objects",
+            "preflight",
+            "session",
+            "value_numbering",
+            "watch_job",
+        )
+    ),
+    *(f"fxlib/dashboard/{file}.py" for file in ("__init__", "live", "visitors")),
+    *(f"fxlib/pipeline/{file}.py" for file in ("__init__", "choice", "leaves_pushes", "trainers")),
+    *(f"fxlib/zoo/{file}.py" for file in ("__init__", "dependencies", "pooling", "report")),
 ]
 """Folders and files whose names and docstrings follow the glossary's third table and `FRAGMENTS`; others join them."""
 FRAGMENTS = ("Of", "That", "Those", "What", "Which", "Where")
