@@ -1,8 +1,8 @@
 """Keep track of rows that were read ahead by keys: which of them pushes change, and which were read again.
 
 A contract that names keys says that row i of a result depends on the state of the keys in row i alone, and that a write
-changes the state of its keys alone. So a row that was read before a push is still correct if the push has a different
-key. The other rows are read again behind the push, or updated here as the server updates them, and replace the rows
+changes the state of its keys alone. So a row that was read before a push is still correct if the push has none of its
+keys. The other rows are read again behind the push, or updated here as the server updates them, and replace the rows
 that were read first. `check_keys` tries the functions themselves to see whether a read and the push of its gradient
 keep what they declare; `conflicts` takes from batches how often keys come again.
 """
