@@ -1,8 +1,9 @@
-"""Many calls to one server in one message: what runs on the server, and how one outcome is told from another.
+"""Many calls to one server in one message: the server's side, and how a caller reads the outcomes.
 
-A trainer sends a list of calls, each a function with its arguments, and gets a list of outcomes in the same order: a
-result, or the error as `torch.distributed.rpc` carries that of a single call. `result` turns an outcome into what the
-single call would have returned or raised. Which calls travel together is decided in `fxlib.passes.remote`.
+A trainer sends a list of calls, each a function with its arguments, and gets a list of outcomes in the same order: for
+each call its result, or its error in the form in which `torch.distributed.rpc` carries the error of a single call.
+`result` turns an outcome into what the single call would have returned or raised. Which calls travel
+together is decided in `fxlib.passes.remote`.
 
 >>> outcomes = rpc_sync("ps0", fxlib.batch.run, args=([(lookup, ("a", ids), {}), (lookup, ("b", ids), {})],))
 >>> rows = [fxlib.batch.result(each) for each in outcomes]
@@ -29,26 +30,27 @@ from fxlib.batch.known_rows import KnownRows as KnownRows
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 """A function, its positional arguments, and its keyword arguments."""
 Many: TypeAlias = Callable[[list[tuple[tuple[Any, ...], Mapping[str, Any]]]], Sequence[Any]]
-"""A declared batched form: from a list of (args, kwargs) to the results in the same order."""
+"""A declared batched form: it takes a list of (args, kwargs), and returns the results in the same order."""
 
 THREADS = 16
-"""That share the calls of all batches of this process, besides those that brought them: as many as an RPC agent has."""
+"""Number of threads that share the calls of all batches of this process, besides those that received the batches; an
+RPC agent has as many."""
 _BRIEF_S = 2e-4
-"""What takes less than this is not worth waking a thread for."""
+"""Duration of a call, in seconds, below which it is not worth waking a thread for it."""
 _FORGET = 0.9
 TIMED_OUT = "RPCErr:1:"
-"""How `torch.distributed.rpc` begins the message of a timeout."""
+"""The beginning of the message with which `torch.distributed.rpc` reports a timeout."""
 
 _lasted_s: dict[Callable[..., Any], float] = {}
-"""How long the calls of each function took lately, the longest of them above all."""
+"""Recent duration of each function's calls, in seconds: the longest one, which counts for less with each later call."""
 
 
 def run(calls: Sequence[Call]) -> list[Any]:
     """Run independent calls, side by side where it pays, and return their outcomes in the order given.
 
     Calls of functions that were brief lately run one after another in the calling thread; the others are shared with a
-    pool, so that none waits for a slow one. In a distributed autograd context, which belongs to a thread, all run in
-    the calling one, in order.
+    pool, so that none waits for a slow one. A distributed autograd context belongs to one thread: inside of it, all
+    calls run in the calling thread, in order.
     """
     calls = apart(calls)
     if len(calls) < 2 or in_autograd_context():
@@ -60,11 +62,12 @@ def run(calls: Sequence[Call]) -> list[Any]:
 def run_in_order(calls: Sequence[Call], limit_s: float = 0.0) -> list[Any]:
     """Run calls one after another and stop at the first that fails; return the outcomes so far, the failure last.
 
-    Each result is as it was when its call was over: those after it may write to what it returned.
+    Each result is as it was when its call ended, even if a later call writes to what it returned.
 
     Args:
-        calls: in program order.
-        limit_s: a call that takes longer has timed out for its caller, who makes none after it; 0 is no limit.
+        calls: the calls, in program order.
+        limit_s: the time limit of each call, in seconds; 0 is no limit. A call that takes longer has timed out for its
+            caller, who makes no further calls.
     """
     outcomes: list[Any] = []
     with _Batch(_counter()):
@@ -84,8 +87,8 @@ def run_in_order(calls: Sequence[Call], limit_s: float = 0.0) -> list[Any]:
 def run_batched(batched_by: Many, calls: Sequence[Call]) -> list[Any]:
     """Have a function's declared batched form serve all calls; return their outcomes in the order given.
 
-    Where it raises, or does not return one result for each call, the calls run singly after all: then each has an
-    outcome of its own. So the calls must be such that running them twice does no harm.
+    If the batched form raises, or does not return one result for each call, the calls run singly after all, so that
+    each has an outcome of its own. It must therefore do no harm to run the calls twice.
     """
     try:
         results = list(batched_by([(args, kwargs) for _, args, kwargs in apart(calls)]))
@@ -95,7 +98,7 @@ def run_batched(batched_by: Many, calls: Sequence[Call]) -> list[Any]:
 
 
 def echo(payload: torch.Tensor) -> torch.Tensor:
-    """Return what was sent: how long that takes says what the way carries."""
+    """Return the payload; the time that this takes tells how much the connection carries."""
     return payload
 
 
@@ -104,15 +107,15 @@ Failure: type = internal.RemoteException
 
 
 def failed(outcome: Any) -> bool:
-    """Whether an outcome is an error."""
+    """Return whether an outcome is an error."""
     return isinstance(outcome, Failure)
 
 
 def result(outcome: Any) -> Any:
-    """Return the result that an outcome is.
+    """Return the result that an outcome holds.
 
     Raises:
-        Exception: the call failed: what `rpc_sync` would have raised for it.
+        Exception: the call failed; this is the error that `rpc_sync` would have raised for it.
     """
     if not failed(outcome):
         return outcome
@@ -126,9 +129,9 @@ def result(outcome: Any) -> Any:
 
 
 def _as_rpc_raises(error: Exception) -> Exception:
-    """Return an error as it comes out of `rpc_sync`, which crosses C++ and keeps no more than these types and a text.
+    """Return an error as `rpc_sync` raises it: it has crossed C++, which keeps no more than these types and a text.
 
-    As torch does: torch/csrc/distributed/rpc/python_functions.cpp, and `error_already_set::what` of pybind11.
+    This follows torch/csrc/distributed/rpc/python_functions.cpp, and `error_already_set::what` of pybind11.
     """
     kind = next((each for each in (ValueError, TypeError) if isinstance(error, each)), RuntimeError)
     step = error.__traceback__
@@ -139,27 +142,27 @@ def _as_rpc_raises(error: Exception) -> Exception:
 
 
 def is_first() -> bool:
-    """Whether the call that this thread runs is the first of its message to ask: it pays what a message costs but once.
+    """Return whether the call that this thread runs is the first of its message to ask this.
 
-    A call that came by itself is first.
+    The first one pays the cost that a message has once. A call that came by itself is first.
     """
     return place() == 0
 
 
 def place() -> int:
-    """Return how many calls of the running message have asked for theirs before; 0 for a call that came by itself."""
+    """Return how many calls of the running message have asked this before; 0 for a call that came by itself."""
     asked = _THREAD.asked
     return 0 if asked is None else next(asked)
 
 
 def side_by_side() -> bool:
-    """Whether the calls of the running batch run side by side, and not one after another."""
+    """Return whether the calls of the running batch run side by side, and not one after another."""
     return _THREAD.shared
 
 
 class _Thread(threading.local):
     asked: Iterator[int] | None = None
-    """Counts how often the calls of the thread's message have asked for their place in it."""
+    """The counter of how often calls of the thread's message have asked for their place in it; None outside of one."""
     shared: bool = False
     """Whether the calls of the thread's batch run side by side."""
 
@@ -178,11 +181,11 @@ class _Shared:
         self._brief = deque(place for place, each in enumerate(brief) if each)
         self._left = len(calls)
         self._ended: BaseException | None = None
-        """What would have ended a thread of the pool: no answer to a call, so the whole batch raises it."""
+        """The exception that would end a thread of the pool; it answers no call, and the whole batch raises it."""
         self._asked = _counter()
         self._lock = threading.Lock()
         self._running = threading.Lock()
-        """Held until all calls have run."""
+        """A lock that is held until all calls have run."""
         self._running.acquire()
 
     def run(self) -> list[Any]:
@@ -206,7 +209,7 @@ class _Shared:
                 except IndexError:
                     return
                 surprising = self._run(place) >= _BRIEF_S and places is self._brief
-                if surprising:  # the rest shall not wait for another such
+                if surprising:  # the remaining calls shall not wait for another slow one
                     self._call_for_help(places, spared=1)
 
     def _run(self, place: int) -> float:
@@ -228,18 +231,18 @@ class _Shared:
 
 
 def _timed_as(call: Call) -> Callable[..., Any]:
-    """Return the function whose time a call takes: of calls in order, that of the first."""
+    """Return the function under which a call's time is noted; for calls in order, the first one's."""
     function, args, _ = call
     return args[0][0][0] if function is run_in_order and args and args[0] else function
 
 
 def _counter() -> Iterator[int]:
-    """Return what counts the calls of a batch that begins now: within another one the other's, one for a message."""
+    """Return the counter of calls for a batch that begins now: a batch within another one shares the other's."""
     return itertools.count() if _THREAD.asked is None else _THREAD.asked
 
 
 class _Batch:
-    """While a thread runs calls of a batch, what they can learn of it."""
+    """A context in which the calls that a thread runs can learn about their batch."""
 
     __slots__ = ("_asked", "_outer", "_shared")
 
@@ -256,10 +259,10 @@ class _Batch:
 
 @functools.cache
 def _helpers() -> SimpleQueue[Callable[[], None]]:
-    """Return what threads take work from; they start with the first batch that needs them.
+    """Return the queue from which the pool's threads take work; they start with the first batch that needs them.
 
-    Nobody waits for the work by a future, which the threads of `concurrent.futures` cannot do without: with those, to
-    share 13 calls costs a server 0.2 ms more.
+    Nobody waits for this work by a future, and the threads of `concurrent.futures` always make futures: with them,
+    sharing 13 calls costs a server 0.2 ms more.
     """
     work: SimpleQueue[Callable[[], None]] = SimpleQueue()
     for number in range(THREADS):
@@ -273,9 +276,9 @@ def _help(work: SimpleQueue[Callable[[], None]]) -> None:
 
 
 def in_autograd_context() -> bool:
-    """Whether the calling thread is in a distributed autograd context."""
+    """Return whether the calling thread is in a distributed autograd context."""
     try:
-        if int(dist_autograd._get_debug_info()["num_autograd_contexts"]) == 0:  # an error takes long to raise
+        if int(dist_autograd._get_debug_info()["num_autograd_contexts"]) == 0:  # raising an error takes long
             return False
         dist_autograd._current_context()
     except RuntimeError:
@@ -296,7 +299,7 @@ def _timed_out(limit_s: float) -> internal.RemoteException:
 
 
 def _landed(outcome: Any) -> Any:
-    """Wait for what `rpc.functions.async_execution` left in flight."""
+    """Return an outcome after waiting for what `rpc.functions.async_execution` left in flight."""
     if isinstance(outcome, torch._C.Future):
         return internal._run_function(internal.PythonUDF(outcome.wait, (), {}))
     return outcome

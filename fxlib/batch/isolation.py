@@ -1,7 +1,8 @@
-"""Values that came, or are to go, in one message, made as independent as if each had a message of its own.
+"""Make values that arrive or leave in one message as independent as if each had a message of its own.
 
-What one message holds twice, `torch.distributed.rpc` sends once: a tensor, and the memory of tensors that overlap. So a
-call would see what another one writes to their common argument, and a trainer in one result what it writes to another.
+`torch.distributed.rpc` sends once what a message holds twice, be it a tensor or the memory of tensors that overlap.
+Without this module, a call would see what another call writes to an argument that they share, and a trainer would see
+in one result what it writes to another.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _PLAIN = frozenset({str, int, float, bool, type(None), FunctionType})
 
 
 def apart(values: Sequence[Value]) -> list[Value]:
-    """Return values of which no two have memory, a list or a dict in common: what they would share is copied.
+    """Return the values so that no two have memory, a list or a dict in common: what they would share is copied.
 
-    Looks into tuples, lists and dicts. What one value holds twice stays one.
+    The function looks into tuples, lists and dicts. What a single value holds twice stays one object.
     """
     if _nothing_twice(values):
         return list(values)
@@ -32,7 +33,7 @@ def apart(values: Sequence[Value]) -> list[Value]:
 
 
 def _nothing_twice(values: Sequence[object]) -> bool:
-    """Whether it is plain that no memory, list or dict is met twice. That is so of most messages, and quickly seen."""
+    """Return whether it is plain that no memory, list or dict occurs twice, which is quickly seen for most messages."""
     met: set[int] = set()
     ahead: list[Any] = list(values)
     while ahead:
@@ -54,17 +55,17 @@ def _nothing_twice(values: Sequence[object]) -> bool:
 
 
 class _Own:
-    """What one of the values has for itself.
+    """Makes one of the values independent of those before it.
 
     Args:
-        taken: by the address of a storage, or of a tensor without one, up to which byte other values have it.
+        taken: how far, in bytes, other values use each memory, by the address of a storage, or of a tensor without one.
     """
 
     def __init__(self, taken: dict[int, int]) -> None:
         self._taken = taken
         self._claimed: dict[int, int] = {}
         self._memo: dict[int, Any] = {}
-        self._given: dict[int, tuple[object, Any]] = {}  # holds what it knows by its address
+        self._given: dict[int, tuple[object, Any]] = {}  # holds the objects, too, so that their ids stay theirs
 
     def of(self, value: Value) -> Value:
         given = self._own(value)
@@ -104,7 +105,7 @@ def _is_named_tuple(value: object) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return the address of a tensor's storage, and where in it, in bytes, its elements begin and end at most."""
+    """Return the address of a tensor's storage, and bounds of its elements within that, in bytes: begin and end."""
     if tensor.layout is not torch.strided:
         return id(tensor), 0, 1
     storage, size = tensor.untyped_storage(), tensor.element_size()
@@ -117,7 +118,7 @@ _LARGE_BYTES = 8 * 1024
 
 
 def as_sent(value: Any) -> Any:
-    """Return a result as it would have been sent at once, and raise where it cannot be sent."""
+    """Return a result as it would arrive if it were sent now; raise if it cannot be sent."""
     if type(value) in _SENT_AS_IT_IS:
         return value
     if type(value) is torch.Tensor:
@@ -128,7 +129,7 @@ def as_sent(value: Any) -> Any:
 
 
 def sendable(value: Any) -> Any:
-    """Return a result, and raise where it cannot be sent: else the whole message could not, with all before it."""
+    """Return a result; raise if it cannot be sent, since the whole message with all earlier results would fail, too."""
     if type(value) not in _SENT_AS_IT_IS and type(value) is not torch.Tensor:
         _serialized(value)
     return value
@@ -137,22 +138,22 @@ def sendable(value: Any) -> Any:
 def _serialized(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     try:
         told, tensors = internal.serialize(value)
-    except Exception as error:  # of whatever kind: that of a single call is a RuntimeError
+    except Exception as error:  # whatever its kind: a single call would raise a RuntimeError
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
     return told, tensors
 
 
 def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """Return a tensor as it would have been sent: gaps and repetitions in memory travel, and so does what overlaps.
+    """Return a tensor as it would arrive: gaps, repetitions and overlaps in memory travel with it.
 
     Args:
-        tensor: of a value.
-        memo: of `copy.deepcopy`, for all tensors of the value, which share memory in the copy where they did before.
+        tensor: a tensor of a value.
+        memo: the memo of `copy.deepcopy` for all tensors of the value, whose copies share memory where the tensors do.
     """
     if tensor.layout is not torch.strided:
         return tensor.clone()
     held, used = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
-    if held >= _LARGE_BYTES and held >= 2 * used:  # `torch.distributed.rpc` sends a piece of something large alone
+    if held >= _LARGE_BYTES and held >= 2 * used:  # `torch.distributed.rpc` sends just the piece of a large storage
         return tensor.clone()
     made: torch.Tensor = copy.deepcopy(tensor if tensor.is_leaf else tensor.detach(), memo)
     return made if made.requires_grad == tensor.requires_grad else made.requires_grad_()

@@ -1,4 +1,4 @@
-"""Rows of a table together with what their next update needs: with it, whoever has both can make that update, too."""
+"""Rows of a table together with what their next update needs, so that whoever has both can make that update, too."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import torch
 
 
 def numerics() -> str:
-    """Return what decides, besides the arguments, which bits operators of this process compute."""
-    tiny = bool(torch.tensor(1e-39) * 0.5)  # of this thread: whether such small numbers become zero
+    """Return the properties of this process that decide, besides the arguments, which bits its operators compute."""
+    tiny = bool(torch.tensor(1e-39) * 0.5)  # whether this thread rounds such small numbers to zero
     return f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} {tiny}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownRows:
-    """What a function returns that the contract of a read names by `with_state=`.
+    """The result of a function that the contract of a read names by `with_state=`.
 
     >>> KnownRows(rows=weight[keys], state=(squares[keys],), settings=("adagrad", 0.01))
     """
 
     rows: torch.Tensor
-    """What the read returns: one row for each key."""
+    """The result of the read: one row for each key."""
     state: tuple[torch.Tensor, ...] = ()
-    """Of an optimizer, with a row for each key."""
+    """The state of an optimizer: tensors with a row for each key."""
     settings: tuple[object, ...] = ()
-    """What else an update needs, the same for all rows."""
+    """Everything else that an update needs; it is the same for all rows."""
     made_by: str = field(default_factory=numerics)
-    """How the process computes that made it: another one may compute other bits."""
+    """How the process that made the rows computes (see `numerics`): another one may compute other bits."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that has a row for each key."""
+        """All tensors that have a row for each key."""
         return self.rows, *self.state

@@ -6,9 +6,9 @@ that fxlib may move the calls:
 >>> rpc_sync("ps0", fxlib.ps.lookup, args=("clicks", indices))  # [*indices.shape, dim]
 >>> rpc_sync("ps0", fxlib.ps.push, args=("clicks", indices, gradient))  # the table's own optimizer, at once
 
-Updates are bitwise reproducible: rows named twice in one push are summed in the order given, and each push is applied
-by itself, in order of arrival. Lookups may overlap each other; a push to a table waits for those being read. How many
-calls travel in one message is not decided here but in `fxlib.passes.remote`.
+Updates are bitwise reproducible: gradients of a row that is named twice in one push are summed in the order given, and
+each push is applied by itself, in order of arrival. Lookups may overlap each other; a push to a table waits for lookups
+that are reading it. How many calls travel in one message is not decided here but in `fxlib.passes.remote`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 Pooling = Literal["sum", "mean"]
 Found = TypeVar("Found")
 Calls: TypeAlias = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
-"""Arguments and keyword arguments of calls that came together."""
+"""Positional and keyword arguments of calls that came together."""
 
 _state: ServerState | None = None
 
@@ -73,15 +73,15 @@ def serve(
     seed: int = 0,
     threads: int = 1,
 ) -> None:
-    """Be the server until every worker of the RPC group has shut down; the body of a server process.
+    """Run the server until every worker of the RPC group has shut down; this is the body of a server process.
 
     Args:
-        server: its name, tables and dense parameters.
-        rank: of this process in the RPC group.
-        world_size: processes of the RPC group.
-        options: of the RPC layer; `init_method` says where the group meets.
-        seed: of the initial state.
-        threads: intra-op threads.
+        server: the server's name, tables and dense parameters.
+        rank: the rank of this process in the RPC group.
+        world_size: the number of processes in the RPC group.
+        options: options of the RPC layer; `init_method` says where the group meets.
+        seed: the seed of the initial state.
+        threads: the number of intra-op threads.
 
     Raises:
         WorkloadError: under `torchrun`, the group was to meet at a store that nobody serves there.
@@ -94,12 +94,12 @@ def serve(
 
 
 def use_own_store() -> None:
-    """Under `torchrun`, have the processes of this attempt meet in a store of their own: call it before `init_rpc`.
+    """Under `torchrun`, have the processes of this attempt meet in a store of their own; call this before `init_rpc`.
 
-    The store that `torchrun` serves lives through its restarts, and torch takes what the processes of an earlier
-    attempt have left there for that of their successors: `init_rpc` would wait for processes that are gone. Here rank 0
-    serves a store, at a port that the others learn from the agent's, and "env://" leads to that one. Without `torchrun`
-    nothing is done.
+    The store that `torchrun` serves survives its restarts, and torch takes what the processes of an earlier attempt
+    have left there for the entries of their successors: `init_rpc` would wait for processes that are gone. With this
+    function, rank 0 serves a store at a port that the others learn from the agent's store, and "env://" leads to it.
+    Without `torchrun`, the function does nothing.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
@@ -115,11 +115,11 @@ def use_own_store() -> None:
 
 
 def check_meeting(options: rpc.TensorPipeRpcBackendOptions) -> None:
-    """Say at once what `init_rpc` would wait five minutes for.
+    """Report at once a problem that `init_rpc` would take five minutes to find.
 
     `torchrun` serves a store, and says so in the environment (TORCHELASTIC_USE_AGENT_STORE); torch then takes any
-    "tcp://..." for that store's address, and serves none of its own. After a restart, that store still holds what the
-    processes before have left, whatever the address.
+    "tcp://..." for that store's address, and serves none of its own. After a restart, that store still holds what
+    earlier processes have left, whatever the address.
 
     Raises:
         WorkloadError: the group is to meet at such an address, or after a restart in the agent's store.
@@ -152,14 +152,14 @@ def reset(seed: int) -> None:
 
 
 def save(folder: str) -> None:
-    """Write this server's tables and dense parameters to files, a file each, with the state of their optimizers.
+    """Write each of this server's tables and dense parameters to a file of its own, with its optimizer's state.
 
     >>> rpc_sync("ps0", fxlib.ps.save, args=("/checkpoints/step-1000",))
 
-    Files are named for tables, not for servers: where no two servers hold a table of one name, all may write to one
-    folder, and after a restart with another number of servers each reads the tables that it then holds. Servers whose
+    Files are named for tables, not for servers. If no two servers hold tables of the same name, all may write to one
+    folder, and after a restart with another number of servers, each reads the tables that it then holds. Servers whose
     tables have the same names need a folder each: a file that another server wrote is not overwritten. No graph can
-    name this function, nor `load`.
+    name this function or `load`.
 
     Raises:
         WorkloadError: this process serves nothing, or another server wrote a file for a table of that name there.
@@ -169,7 +169,7 @@ def save(folder: str) -> None:
 
 
 def load(folder: str) -> None:
-    """Read what `save` wrote; all that this server holds, or nothing.
+    """Read what `save` wrote: everything that this server holds, or nothing.
 
     Raises:
         WorkloadError: this process serves nothing, a table was not saved, or was of another size, dtype or optimizer.
@@ -179,19 +179,20 @@ def load(folder: str) -> None:
 
 
 def set_service_time(seconds: float, per: ServiceTimePer = "item") -> None:
-    """Add so many seconds to each call from now on: they stand for the network and the load of a real server.
+    """Add a service time to each call from now on, in place of the network and the load of a real server.
 
     Args:
-        seconds: to add.
-        per: of calls that came in one message, whether each adds them ("item": side by side where they run side by
-            side, one after another in a batched form such as `lookup_many`), or all together do ("call").
+        seconds: the time to add, in seconds.
+        per: for calls that came in one message, whether each call adds the time ("item": side by side where the calls
+            run side by side, one after another in a batched form such as `lookup_many`), or all of them together do
+            so once ("call").
     """
     state = _present()
     state.service_time_s, state.service_time_per = seconds, per
 
 
 def state_digest() -> str:
-    """SHA-256 over all parameters and all optimizer state of this server."""
+    """Return the SHA-256 over all parameters and all optimizer state of this server."""
     return _present().digest()
 
 
@@ -227,7 +228,7 @@ def lookup_many(calls: Calls) -> list[torch.Tensor]:
 
 @remote(reads="tables", part="table", keys="indices", concurrent=True, batched_by="fxlib.ps:lookup_many_with_state")
 def lookup_with_state(table: str, indices: torch.Tensor) -> batch.KnownRows:
-    """Return rows as `lookup` does, with the state of their optimizer: `updated` takes them.
+    """Return rows as `lookup` does, with the state of their optimizer, in the form that `updated` takes.
 
     Raises:
         WorkloadError: this server has no such table.
@@ -260,14 +261,14 @@ def push(table: str, indices: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 @remote(pure=True)
-def updated(known: batch.KnownRows, table: str, indices: torch.Tensor, gradient: torch.Tensor) -> batch.KnownRows:  # noqa: ARG001 - it takes what `push` does
-    """Return what a `push` makes of the rows of its indices, with the same bits; it runs on the trainer."""
+def updated(known: batch.KnownRows, table: str, indices: torch.Tensor, gradient: torch.Tensor) -> batch.KnownRows:  # noqa: ARG001 - it takes the arguments of `push`
+    """Return the rows, with the same bits, that a `push` would make of these; this function runs on the trainer."""
     return updated_rows(known, indices, gradient)
 
 
 @remote(reads="tables", gradient="fxlib.ps:push_bag", batched_by="fxlib.ps:lookup_bags")
 def lookup_bag(table: str, indices: torch.Tensor, offsets: torch.Tensor, *, mode: Pooling = "sum") -> torch.Tensor:
-    """Return pooled rows of a table: indices [n] in bags that start at offsets [bags], to float32 [bags, dim].
+    """Return pooled rows of a table, float32 [bags, dim], for indices [n] in bags that start at offsets [bags].
 
     Raises:
         WorkloadError: this server has no such table.
@@ -339,7 +340,7 @@ def lookup_attached(table: str, indices: torch.Tensor) -> torch.Tensor:
 
 @remote(reads="tables")
 def gradients(context_id: int) -> dict[str, torch.Tensor]:
-    """Return what a distributed autograd context holds for this server: a dense gradient for each table it reached."""
+    """Return the gradients that a distributed autograd context holds here: a dense one for each table it reached."""
     found = dist_autograd.get_gradients(context_id)
     tables = _serving().tables.items()
     return {name: found[table.weight].to_dense() for name, table in tables if table.weight in found}
@@ -361,7 +362,7 @@ def _present() -> ServerState:
 
 
 def _serving(items: int = 1) -> ServerState:
-    """Return the state, after the time that so many calls in one message take one after another."""
+    """Return the state, after waiting for the service time of this many calls in one message, one after another."""
     state = _present()
     if state.service_time_s > 0.0:
         if state.service_time_per == "item":

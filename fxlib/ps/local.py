@@ -1,4 +1,4 @@
-"""Reference servers on this machine, for demos, benchmarks and tests of one's own."""
+"""Reference servers on this machine, for demos, benchmarks and a user's own tests."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _END_S = 10.0
 
 @contextmanager
 def local(servers: Sequence[Server], *, seed: int = 0, threads: int = 1, rpc_timeout_s: float = 60.0) -> Iterator[None]:
-    """Start each server as a process of its own, be their "trainer" over TCP in the block, and end them after it.
+    """Start each server as a process of its own, act as their "trainer" over TCP in the block, and end them after it.
 
-    A process can join one group of fresh peers in its life (torch numbers groups by counters that fresh peers do not
-    share), so use it once in a process.
+    A process can join only one group of fresh peers in its life (torch numbers groups by counters that fresh peers do
+    not share), so use this once in a process.
 
     Args:
-        servers: what to serve.
-        seed: of the servers' state.
-        threads: intra-op threads of each server.
-        rpc_timeout_s: default timeout of calls, in seconds.
+        servers: the servers to start.
+        seed: the seed of the servers' state.
+        threads: the number of intra-op threads of each server.
+        rpc_timeout_s: the default timeout of calls, in seconds.
     """
-    # Forked from one process that has imported what they need: that takes seconds, for each that is started anew.
+    # The servers are forked from one process with all imports done: these take seconds in each process started anew.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fxlib.ps"])
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def local(servers: Sequence[Server], *, seed: int = 0, threads: int = 1, rpc_tim
             process.start()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of torch, about its own use of process groups
+                warnings.simplefilter("ignore")  # torch warns about its own use of process groups
                 rpc.init_rpc("trainer", rank=0, world_size=size, rpc_backend_options=options)
             try:
                 yield
@@ -63,7 +63,7 @@ def local(servers: Sequence[Server], *, seed: int = 0, threads: int = 1, rpc_tim
                 process.join()
 
 
-def _serve(  # noqa: PLR0917 - of a process, which takes them in order
+def _serve(  # noqa: PLR0917 - a process takes its arguments in order
     server: Server, rank: int, size: int, seed: int, threads: int, folder: str, rpc_timeout_s: float
 ) -> None:
     from fxlib import ps
@@ -74,7 +74,7 @@ def _serve(  # noqa: PLR0917 - of a process, which takes them in order
 
 
 def end_with_parent() -> None:
-    """Wait for the end of the process that started this one, then end too: a killed parent runs no exit handler."""
+    """Wait for the parent process to end, then end this one, too: a parent that is killed runs no exit handlers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -82,7 +82,7 @@ def end_with_parent() -> None:
 
 
 def _options(folder: str, rpc_timeout_s: float) -> rpc.TensorPipeRpcBackendOptions:
-    # Over TCP, as between hosts: on one host TensorPipe would otherwise move tensors by shared memory.
+    # TCP is what hosts use between them; on one host, TensorPipe would otherwise move tensors by shared memory.
     return rpc.TensorPipeRpcBackendOptions(
         init_method=f"file://{Path(folder, 'meeting')}",
         num_worker_threads=32,

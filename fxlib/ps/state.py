@@ -1,4 +1,4 @@
-"""What a reference server holds: embedding tables and dense parameters, with their optimizers; and who holds which."""
+"""The state of a reference server: tables and dense parameters with their optimizers; and how servers share tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ServerState:
     """The parameters of one server, drawn from a seed."""
 
     def __init__(self, server: Server, seed: int) -> None:
-        """Draw every parameter by its own generator, so that none depends on which others the server has."""
+        """Draw each parameter by a generator of its own, so that it does not depend on the server's other ones."""
         self.server = server
         self.service_time_s = server.service_time_s
         self.service_time_per = server.service_time_per
@@ -45,7 +45,7 @@ class ServerState:
         return self._find("dense", self.dense, name)
 
     def digest(self) -> str:
-        """SHA-256 over names and bits of all parameters and optimizer state."""
+        """Return the SHA-256 over names and bits of all parameters and optimizer state."""
         total = hashlib.sha256()
         held: dict[str, EmbeddingTable | DenseParameter] = {f"table {name}": each for name, each in self.tables.items()}
         held |= {f"dense {name}": each for name, each in self.dense.items()}
@@ -58,7 +58,7 @@ class ServerState:
     def save(self, folder: str) -> None:
         """Write each table and dense parameter, with its optimizer's state, as a file of its own.
 
-        A file appears whole, or not at all, and says which server wrote it. Updates of a table wait while it is copied.
+        A file appears whole or not at all, and says which server wrote it. Updates of a table wait while it is copied.
 
         Raises:
             WorkloadError: another server wrote a file of that name.
@@ -76,7 +76,7 @@ class ServerState:
                 unfinished.unlink(missing_ok=True)
 
     def load(self, folder: str) -> None:
-        """Read what this server holds; all of it, or nothing.
+        """Read what this server holds: all of it, or nothing.
 
         Raises:
             WorkloadError: a file is missing, cannot be read, or is of another size, dtype or optimizer.
@@ -103,7 +103,7 @@ class ServerState:
 
     def _name(self, unfinished: Path, file: Path) -> None:
         with suppress(OSError):
-            file.hardlink_to(unfinished)  # as of two servers that save at once only one can
+            file.hardlink_to(unfinished)  # when two servers save at once, only one succeeds here
             return
         self._refuse_anothers(file)
         unfinished.replace(file)
@@ -125,11 +125,11 @@ class ServerState:
 
 
 _WRITER = "server"
-"""In the metadata of a file: the name of the server that wrote it."""
+"""Key of a file's metadata: the name of the server that wrote the file."""
 
 
 def _writer(file: Path) -> str | None:
-    """Return the server that wrote a file, or None if there is no file, or none that says."""
+    """Return the server that wrote a file; None if there is no file, or it does not say."""
     if not file.is_file():
         return None
     try:
@@ -144,16 +144,16 @@ def _forms(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, t
 
 
 _INDICES = frozenset({torch.int64, torch.int32})
-"""What rows can be read by as it is."""
+"""Dtypes of indices by which rows can be read without a conversion."""
 
 
 class _Parameter:
-    """What tables and dense parameters have in common: values, their optimizer's state, and a lock for both."""
+    """The common base of tables and dense parameters: values, their optimizer's state, and a lock for both."""
 
     _lock: threading.Lock
 
     def tensors(self) -> list[torch.Tensor]:
-        """The values, then the optimizer's state."""
+        """Return the values, then the optimizer's state."""
         raise NotImplementedError
 
     def saved(self) -> dict[str, torch.Tensor]:
@@ -163,7 +163,7 @@ class _Parameter:
 
     @torch.no_grad()
     def take(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Take over tensors as `saved` returns them."""
+        """Take over the values of tensors as `saved` returns them."""
         with self._lock:
             for place, each in enumerate(self.tensors()):
                 each.copy_(saved[f"{place}"])
@@ -183,18 +183,18 @@ class EmbeddingTable(_Parameter):
 
     @override
     def tensors(self) -> list[torch.Tensor]:
-        """The table and its optimizer's state."""
+        """Return the table and its optimizer's state."""
         return [self.weight.detach(), *self._optimizer.tensors()]
 
     @torch.no_grad()
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return a copy of rows."""
+        """Return a copy of the rows at these indices."""
         (found,) = self._copied((self.weight,), indices)
         return found
 
     @torch.no_grad()
     def known_rows(self, indices: torch.Tensor) -> KnownRows:
-        """Return a copy of rows, and all that their next update needs besides its gradient."""
+        """Return a copy of the rows at these indices, with all that their next update needs besides its gradient."""
         rows, *state = self._copied((self.weight, *self._optimizer.tensors()), indices)
         return KnownRows(rows=rows, state=tuple(state), settings=(self._optimizer.lr,))
 
@@ -204,7 +204,7 @@ class EmbeddingTable(_Parameter):
         with self._lock:
             try:
                 return [torch.embedding(each, indices) for each in tensors]
-            except IndexError:  # it does not say which
+            except IndexError:  # torch does not say which index is wrong
                 self._check(self._flat(indices))
                 raise
 
@@ -223,7 +223,7 @@ class EmbeddingTable(_Parameter):
 
     @torch.no_grad()
     def update(self, indices: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Apply a gradient of rows; those named twice are summed first, in the order given."""
+        """Apply gradients of rows; those of a row that is named twice are summed first, in the order given."""
         flat = self._checked(indices)
         _check_shape(self.name, gradient, (*indices.shape, self.weight.shape[1]))
         rows, _, total = _summed(flat, gradient, like=self.weight)
@@ -232,7 +232,7 @@ class EmbeddingTable(_Parameter):
 
     @torch.no_grad()
     def update_pooled(self, indices: torch.Tensor, offsets: torch.Tensor, gradient: torch.Tensor, mode: str) -> None:
-        """Apply a gradient of bags: each row of a bag takes its bag's gradient, divided by its size for a mean."""
+        """Apply gradients of bags: each row takes its bag's gradient, divided by the bag's size for a mean."""
         offsets = _checked_offsets(indices, offsets, mode)
         _check_shape(self.name, gradient, (len(offsets), self.weight.shape[1]))
         sizes = torch.diff(offsets, append=offsets.new_tensor([len(indices)]))
@@ -271,7 +271,7 @@ class DenseParameter(_Parameter):
     """A dense float32 parameter and its optimizer."""
 
     def __init__(self, dense: Dense, seed: int) -> None:
-        """Draw from N(0, 0.01 squared)."""
+        """Draw values from N(0, 0.01 squared)."""
         self.name = dense.name
         self._shape = dense.shape
         self._value = torch.empty(dense.shape).normal_(0.0, 0.01, generator=_generator(seed, dense.name))
@@ -280,11 +280,11 @@ class DenseParameter(_Parameter):
 
     @override
     def tensors(self) -> list[torch.Tensor]:
-        """The parameter and its optimizer's state."""
+        """Return the parameter and its optimizer's state."""
         return [self._value, *self._optimizer.tensors()]
 
     def value(self) -> torch.Tensor:
-        """Return a copy."""
+        """Return a copy of the parameter."""
         with self._lock:
             return self._value.clone()
 
@@ -319,11 +319,11 @@ def _checked_offsets(indices: torch.Tensor, offsets: torch.Tensor, mode: str) ->
 
 
 _EPSILON = 1e-10
-"""As `torch.optim.Adagrad`."""
+"""The term that keeps Adagrad's division finite, as in `torch.optim.Adagrad`."""
 
 
 class RowOptimizer:
-    """Updates chosen rows of `parameter`, which is changed in place. Each row is to be named once.
+    """Updates chosen rows of `parameter` in place. The rows of one update must be distinct.
 
     Adagrad (Duchi, Hazan and Singer, 2011) keeps the sum of squares of each element's gradients.
     """
@@ -334,12 +334,12 @@ class RowOptimizer:
         self._squares = torch.zeros_like(parameter) if name == "adagrad" else None
 
     def tensors(self) -> list[torch.Tensor]:
-        """The optimizer's own state."""
+        """Return the optimizer's own state."""
         return [] if self._squares is None else [self._squares]
 
     def update(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
         """Apply `gradient` [len(rows), dim] to `rows`."""
-        # By what takes rows alone: indexing by brackets, which takes anything, is slower by half.
+        # `index_select` and `index_copy_` take rows alone; general indexing by brackets is slower by half.
         held = [self._parameter, *self.tensors()]
         taken = [each.index_select(0, rows) for each in held]
         _step(taken, gradient, self.lr)
@@ -348,7 +348,7 @@ class RowOptimizer:
 
 
 def _step(taken: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float) -> None:
-    """Change rows, and the optimizer's state of them, by a gradient of theirs."""
+    """Change rows and their optimizer's state in place by the gradient of these rows."""
     rows, *state = taken
     if state:
         (squares,) = state
@@ -360,21 +360,21 @@ def _step(taken: Sequence[torch.Tensor], gradient: torch.Tensor, lr: float) -> N
 def _summed(
     flat: torch.Tensor, gradient: torch.Tensor, *, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the rows that are named, the place of each index among these, and the sum of each one's gradients."""
+    """Return the distinct rows, the position of each index among them, and the sum of each row's gradients."""
     rows, places = torch.unique(flat, return_inverse=True)
     total = like.new_zeros(len(rows), like.shape[-1])
-    # One row after another on the CPU, whatever the number of threads.
+    # On the CPU this adds one row after another, whatever the number of threads.
     total.index_add_(0, places, gradient.reshape(len(flat), total.shape[1]).to(total.dtype))
     return rows, places, total
 
 
 @torch.no_grad()
 def updated_rows(known: KnownRows, indices: torch.Tensor, gradient: torch.Tensor) -> KnownRows:
-    """Return what `EmbeddingTable.update` makes of rows that came by the same indices, by the same operators."""
+    """Return what `EmbeddingTable.update` makes of rows read by the same indices; it uses the same operators."""
     flat = indices.reshape(-1).long()
     _check_shape("rows", gradient, tuple(known.rows.shape))
     rows, places, total = _summed(flat, gradient, like=known.rows)
-    named = torch.empty_like(rows).scatter_(0, places, torch.arange(len(flat)))  # any of those that name a row
+    named = torch.empty_like(rows).scatter_(0, places, torch.arange(len(flat)))  # any index that names the row will do
     taken = [each.reshape(len(flat), each.shape[-1]).index_select(0, named) for each in known.tensors]
     (lr,) = known.settings
     _step(taken, total, cast("float", lr))
@@ -393,9 +393,9 @@ def place(
 
     Args:
         tables: all tables of the job.
-        names: of the servers, at least one.
-        service_time_s: of each server.
-        service_time_per: of each server: whether a call or each item of a batch takes this time.
+        names: the names of the servers, at least one.
+        service_time_s: the service time of each server, in seconds.
+        service_time_per: whether a call or each item of a batch takes this time.
 
     Raises:
         ValueError: there is no server.

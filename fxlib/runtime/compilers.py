@@ -18,7 +18,7 @@ _dynamo: Any = torch._C._dynamo.eval_frame
 
 
 def is_compiled() -> bool:
-    """Whether TorchDynamo looks at the frames that this thread begins."""
+    """Return whether TorchDynamo looks at the frames that this thread begins."""
     return _dynamo.get_eval_frame_callback() is not None
 
 

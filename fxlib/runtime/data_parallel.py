@@ -147,7 +147,7 @@ def is_ordinary(module: nn.Module) -> bool:
 
 
 def broadcasts(module: nn.Module) -> bool:
-    """Whether a forward may broadcast buffers over the ranks."""
+    """Return whether a forward may broadcast buffers over the ranks."""
     options: Any = module.options if isinstance(module, DataParallel) else module
     return bool(options.forward_sync_buffers) and next(cast("nn.Module", module.module).buffers(), None) is not None
 
@@ -194,7 +194,7 @@ def keep_body(module: nn.Module, body: GraphModule | None, *, closed: bool = Fal
 
 
 def is_closed(module: nn.Module) -> bool:
-    """Whether a `DistributedDataParallel` is ordinary, and its module inside is known to change nothing."""
+    """Return whether a `DistributedDataParallel` is ordinary, and its module inside is known to change nothing."""
     return module in _closed and is_ordinary(module)
 
 

@@ -70,7 +70,7 @@ _OTHER: Final = f"other, float other_scale, int other_zero_point, {_SCALE_OUT}, 
 
 
 def is_operator(target: object) -> bool:
-    """Whether a graph's function is one of these operators, with or without the name of its overload."""
+    """Return whether a graph's function is one of these operators, with or without the name of its overload."""
     packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
     return isinstance(packet, torch._ops.OpOverloadPacket) and packet._qualified_op_name.startswith(f"{NAMESPACE}::")
 

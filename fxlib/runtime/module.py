@@ -437,13 +437,13 @@ class _Program:
 
 
 def _is_in_backward(node: Node) -> bool:
-    """Whether backward may run through a node, in an order that the node's place in the graph decides."""
+    """Return whether backward may run through a node, in an order that the node's place in the graph decides."""
     is_local = node.op in {"call_function", "call_method", "call_module"}
     return is_local and not (is_issue(node) or is_wait(node) or node.target in TRACKERS)
 
 
 def _is_tracked(node: Node) -> bool:
-    """Whether a node's value is a tracked remote result, or one of its tensors."""
+    """Return whether a node's value is a tracked remote result, or one of its tensors."""
     if node.target is operator.getitem or node.target == "requires_grad_":
         given = node.args[0]
         return isinstance(given, Node) and _is_tracked(given)
@@ -480,7 +480,7 @@ def _guard(program: _Program) -> Callable[..., Any]:
 
 
 def _is_plain(state: ModuleState) -> bool:
-    """Whether nobody asks for a graph: no variant, pipeline, recording or compiler."""
+    """Return whether nobody asks for a graph: no variant, pipeline, recording or compiler."""
     alone = state.ahead is None and state.graphs.alone and current_recording() is None
     return alone and not is_compiled()
 
@@ -537,7 +537,7 @@ def _may_be_used(name: str, code: str) -> bool:
 
 
 def _is_entry(statement: ast.stmt) -> bool:
-    """Whether a statement only takes arguments in: `inf_1 = inf`, or takes nested ones apart."""
+    """Return whether a statement only takes arguments in: `inf_1 = inf`, or takes nested ones apart."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     flattens = isinstance(value, ast.Call) and ast.unparse(value.func) == "fx_pytree.tree_flatten_spec"
     values = value.elts if isinstance(value, ast.Tuple) else [value]

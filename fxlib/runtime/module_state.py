@@ -135,7 +135,7 @@ def lend_state(source: nn.Module, target: nn.Module) -> None:
 
 
 def holds_the_same(source: nn.Module, target: nn.Module) -> bool:
-    """Whether `target` has what `source` would lend it."""
+    """Return whether `target` has what `source` would lend it."""
     for table in ("_parameters", "_buffers"):
         own, theirs = target.__dict__[table], source.__dict__[table]
         if own and not all(map(is_, own.values(), map(theirs.get, own, own.values()))):
@@ -203,7 +203,7 @@ class ModuleState:
     """Whether the user was warned that the original runs."""
 
     def broken(self, *, grad_enabled: bool) -> str:
-        """Whether a condition of the capture does not hold any more."""
+        """Return whether a condition of the capture does not hold any more."""
         if self.changed_in_step:
             return self.changed_in_step
         conditions = self.conditions
@@ -213,7 +213,7 @@ class ModuleState:
         return conditions.broken(grad_enabled=grad_enabled)
 
     def stale(self, module: nn.Module, *, grad_enabled: bool) -> str:
-        """Whether the weights are not those that the graph's constants were computed from."""
+        """Return whether the weights are not those that the graph's constants were computed from."""
         assumed = self.weight_assumptions
         return assumed.broken(module, grad_enabled=grad_enabled) if assumed.on_weights else ""
 
@@ -228,14 +228,14 @@ class ModuleState:
             warnings.warn(text, FxlibWarning, stacklevel=4)
 
     def _misfit_of_export(self, expected: GuardedCodeGen, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Whether an argument has got an attribute for which an exported forward asked."""
+        """Return whether an argument has got an attribute for which an exported forward asked."""
         python = self.conditions.python
         if not python.arguments:
             return ""
         return python.misfit({**dict(zip(expected.pytree_info.orig_args, args, strict=False)), **kwargs})
 
     def misfit(self, expected: Expected, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Whether the graph is not for one of the arguments."""
+        """Return whether the graph is not for one of the arguments."""
         if refused := self.conditions.refuses(args, kwargs):
             return refused
         if isinstance(expected, GuardedCodeGen):

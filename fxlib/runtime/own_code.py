@@ -178,7 +178,7 @@ def _runs_own_code(node: Node, program: GraphModule) -> bool:
 
 
 def _has_own_code(module: nn.Module) -> bool:
-    """Whether a module is of a class of the program's own, or has hooks, or holds a function that it calls."""
+    """Return whether a module is of a class of the program's own, or has hooks, or holds a function that it calls."""
     kind = type(module).__module__
     if _has_hooks(module) or not kind.startswith("torch."):
         return True
@@ -188,13 +188,13 @@ def _has_own_code(module: nn.Module) -> bool:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether hooks run around the forward of a module, its own or those of all modules."""
+    """Return whether hooks run around the forward of a module, its own or those of all modules."""
     of_all = torchs._global_forward_hooks or torchs._global_forward_pre_hooks
     return bool(module._forward_hooks or module._forward_pre_hooks or of_all)
 
 
 def _hands_on(node: Node, objects: Collection[Node]) -> bool:
-    """Whether a node's value may be an object, a part of one, or what a method of one returned."""
+    """Return whether a node's value may be an object, a part of one, or what a method of one returned."""
     plain = (
         node.op == "call_method" or getattr(node.target, "__module__", None) in _HANDING_ON or node.target in TRACKERS
     )
@@ -440,7 +440,7 @@ def _key(node: Node) -> tuple[str, str]:
 
 
 def _alike(node: Node, other: Node, partners: Mapping[Node, Node]) -> bool:
-    """Whether two nodes do the same with the same values."""
+    """Return whether two nodes do the same with the same values."""
     if is_call(node) or is_wait(node):
         return True
     if node.target in TRACKERS and other.target in TRACKERS:

@@ -176,7 +176,7 @@ class _Ways:
         self._values: Sequence[Any] = [value for _, _, value in found]
 
     def hold(self, module: nn.Module) -> bool:
-        """Whether they lead where they led, but for what was watched by others."""
+        """Return whether they lead where they led, but for what was watched by others."""
         return (
             self.root._fxlib_module is module
             and all(map(is_, map(dict.get, self._tables, self._names), self._values))
@@ -194,7 +194,7 @@ def _paths(graph: Graph) -> Iterator[str]:
 
 
 def _is_torchs(module: nn.Module, watched: Collection[int]) -> bool:
-    """Whether to call a module is to call its `forward`, and no code of the user's runs in it."""
+    """Return whether to call a module is to call its `forward`, and no code of the user's runs in it."""
     kinds = {type(each) for each in module.modules()}
     return (
         all(each.__module__.startswith("torch.nn.modules.") and each.__call__ is _TORCHS_CALL for each in kinds)
@@ -205,16 +205,16 @@ def _is_torchs(module: nn.Module, watched: Collection[int]) -> bool:
 
 
 def is_torchs_value(held: Any) -> bool:
-    """Whether what a module holds runs no code of the user's, as an activation handed to torch's module may."""
+    """Return whether what a module holds runs no code of the user's, as an activation handed to torch's module may."""
     return not callable(held) or str(getattr(held, "__module__", None) or "").startswith(_HARMLESS)
 
 
 def _gives_no_hooks(graph: Graph) -> bool:
-    """Whether no function that the graph calls could give one of its modules a hook meanwhile."""
+    """Return whether no function that the graph calls could give one of its modules a hook meanwhile."""
     return all(is_harmless(node.target) for node in graph.nodes if node.op == "call_function")
 
 
 def is_harmless(function: Any) -> bool:
-    """Whether a function is torch's, Python's or ours, and runs no code of the program's own."""
+    """Return whether a function is torch's, Python's or ours, and runs no code of the program's own."""
     module = str(getattr(function, "__module__", None) or "")
     return module.startswith(_OPERATORS if module.startswith("torch._ops") else _HARMLESS)

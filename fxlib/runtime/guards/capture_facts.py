@@ -67,7 +67,7 @@ class Fact:
         return _READERS[self.kind](self.owner, self.key)
 
     def holds(self) -> bool:
-        """Whether what is there now is what was there, or equal to it, where it has no identity of its own."""
+        """Return whether what is there now is what was there, or equal to it, where it has no identity of its own."""
         if self.kind is Kind.MEMO:
             return self._is_filled()
         now = self.now()
@@ -301,18 +301,18 @@ def contents_of(container: Any) -> Any:
 
 
 def is_container(value: Any) -> bool:
-    """Whether what a value holds may change, and `contents_of` knows it."""
+    """Return whether what a value holds may change, and `contents_of` knows it."""
     return issubclass(type(value), (list, dict, set, deque, bytearray, array, memoryview)) or is_array(value)
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array of NumPy's, without loading NumPy."""
+    """Return whether a value is an array of NumPy's, without loading NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(type(value), numpy.ndarray)
 
 
 def is_memory(value: Any) -> bool:
-    """Whether a value has memory of its own that a tensor may share."""
+    """Return whether a value has memory of its own that a tensor may share."""
     return issubclass(type(value), (bytearray, array, memoryview)) or is_array(value)
 
 

@@ -511,7 +511,7 @@ def _tied(parts: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, str, nn.
 
 
 def _listed(module: nn.RNNBase) -> bool:
-    """Whether what a recurrent module runs with are its parameters."""
+    """Return whether what a recurrent module runs with are its parameters."""
     return all(map(is_, module._flat_weights, map(module._parameters.get, module._flat_weights_names)))
 
 

@@ -73,7 +73,7 @@ class DictEntries:
         self._all = self._versions = None
 
     def holds(self) -> bool:
-        """Whether each entry holds its object, and each dict that has an order its keys."""
+        """Return whether each entry holds its object, and each dict that has an order its keys."""
         versions = list(map(dict_version, self._steady))
         if versions == self._versions:
             return self._restless is None or self._restless.holds()
@@ -134,7 +134,7 @@ class _Comparison:
         self._order = [key for _, keys in ordered for key in keys]
 
     def holds(self) -> bool:
-        """Whether each entry holds its object, and each dict that has an order its keys."""
+        """Return whether each entry holds its object, and each dict that has an order its keys."""
         return (
             all(map(is_, map(dict.get, self._tables, self._keys, repeat(_ABSENT)), self._values))
             and all(map(isinstance, map(dict.get, self._of_tensors, self._tensors), repeat(torch.Tensor)))

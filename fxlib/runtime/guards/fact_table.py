@@ -42,7 +42,7 @@ class _Column:
     values: list[Any] = field(default_factory=list)
 
     def holds(self) -> bool:
-        """Whether each owner's value is as it was, to the letter."""
+        """Return whether each owner's value is as it was, to the letter."""
         found = map(self.read, self.owners)
         return all(map(self.matches, chain.from_iterable(found) if self.is_flat else found, self.values))
 
@@ -71,7 +71,7 @@ class _Columns:
         self._contents = [each for each in (self._lengths, self._elements) if each.owners]  # lengths first
 
     def hold(self) -> bool:
-        """Whether all facts hold to the letter: the same objects."""
+        """Return whether all facts hold to the letter: the same objects."""
         if not self._entries.holds():
             return False
         try:
@@ -248,7 +248,7 @@ def names_grad_mode(modules: Iterable[nn.Module]) -> bool:
 
 
 def _is_machinery(module: str) -> bool:
-    """Whether modules of a class that is defined there keep what has nothing to do with what they compute."""
+    """Return whether modules of a class that is defined there keep what has nothing to do with what they compute."""
     return module.startswith("torch.") and not module.startswith("torch.nn.modules.")
 
 

@@ -200,7 +200,7 @@ def _kept_by_backend(module: GraphModule, node: Node) -> tuple[str, ...]:
 
 
 def relies_on_weights(graph: Graph) -> bool:
-    """Whether a graph holds values that were computed from weights, or parts into which they are compiled."""
+    """Return whether a graph holds values that were computed from weights, or parts into which they are compiled."""
     return any(FOLDED in node.meta or _keeps_weights(node) for node in graph.nodes)
 
 

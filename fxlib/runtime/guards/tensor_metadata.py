@@ -171,7 +171,7 @@ class TiedParameters:
         return copied
 
     def broken(self) -> bool:
-        """Whether other names than at capture now share a parameter."""
+        """Return whether other names than at capture now share a parameter."""
         now = self._identities()
         if now == self._known:
             return False

@@ -204,7 +204,7 @@ class Item:
 
 
 def is_batch(node: Node) -> bool:
-    """Whether the node issues a batch of calls."""
+    """Return whether the node issues a batch of calls."""
     return node.target is issue_batch
 
 
@@ -244,7 +244,7 @@ _OTHERWISE = "run_in_order() takes "
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether a message that runs calls in order failed before any of them ran, so that they may be made singly.
+    """Return whether a message that runs calls in order failed before any of them ran, so that they may be made singly.
 
     Their own errors never are the message's.
 

@@ -240,22 +240,22 @@ def client_of(node: Node) -> CallKind | None:
 
 
 def is_call(node: Node) -> bool:
-    """Whether the node is a call in its blocking form."""
+    """Return whether the node is a call in its blocking form."""
     return node.op == "call_function" and (node.target in _BLOCKING or _stands_for(node.target, 0))
 
 
 def is_issue(node: Node) -> bool:
-    """Whether the node issues a call."""
+    """Return whether the node issues a call."""
     return node.op == "call_function" and (node.target in _ISSUE or _stands_for(node.target, 1))
 
 
 def is_wait(node: Node) -> bool:
-    """Whether the node waits for a call."""
+    """Return whether the node waits for a call."""
     return node.op == "call_function" and (node.target in _WAIT or _stands_for(node.target, 2))
 
 
 def completes(node: Node) -> bool:
-    """Whether the node is the wait of the kind whose issue it is given, and is given nothing besides."""
+    """Return whether the node is the wait of the kind whose issue it is given, and is given nothing besides."""
     if not is_wait(node) or not node.args or node.kwargs:
         return False
     issue = node.args[0]

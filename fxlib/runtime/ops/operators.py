@@ -196,7 +196,7 @@ def server_name(to: Any) -> str:
 
 
 def is_this_process(to: Any) -> bool:
-    """Whether a call to `to` would run in this very process."""
+    """Return whether a call to `to` would run in this very process."""
     if isinstance(to, rpc.PyRRef):
         return to.is_owner()
     return rpc.api._is_current_rpc_agent_set() and _own_name() == server_name(to)

@@ -158,7 +158,7 @@ def tracked(
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what `tracked` returned, and was not written to since."""
+    """Return whether a tensor is what `tracked` returned, and was not written to since."""
     return tensor.grad_fn is not None and tensor.grad_fn.name() == _NAME
 
 

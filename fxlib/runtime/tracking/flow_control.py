@@ -33,7 +33,7 @@ class Future(Protocol):
     """A call in flight, as far as flow control asks it."""
 
     def done(self) -> bool:
-        """Whether the call has been answered."""
+        """Return whether the call has been answered."""
 
     def wait(self) -> Any:
         """Block until the call has been answered, and return its result."""
@@ -122,7 +122,7 @@ class _Completing(Protocol):
     """A future, as far as it tells whether it is complete."""
 
     def done(self) -> bool:
-        """Whether it is complete."""
+        """Return whether it is complete."""
 
 
 class Deadlines:
