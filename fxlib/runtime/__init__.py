@@ -1,4 +1,4 @@
-"""What runs captured modules: the module itself, calls and their kinds, and the recording of a timeline.
+"""The runtime of captured modules: the module itself, calls and their kinds, and the recording of a timeline.
 
 The operators that generated code calls are in `fxlib.runtime.ops`.
 """

@@ -1,4 +1,4 @@
-"""What a captured module asks of calls that were made ahead of its forward; `fxlib.pipeline` makes and keeps them."""
+"""The interface of a captured module to calls made ahead of its forward, which `fxlib.pipeline` makes and keeps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fxlib import batch
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rider:
-    """Reads of the next step that travel in the message of this step's pushes to one server, and run behind them."""
+    """Reads of the next step that travel in the message of this step's pushes to one server, and run after them."""
 
     server: str
     call: batch.Call
     timeout_s: float
-    """How long the reads may take, in seconds; 0 is no limit."""
+    """Time limit of the reads, in seconds; 0 is no limit."""
     deliver: Callable[[Any], None]
-    """Takes the outcome of `call`; None where the reads were not made, or not answered."""
+    """The function that takes the outcome of `call`, or None if the reads were not made or not answered."""
 
 
 class Ahead(Protocol):
@@ -31,9 +31,9 @@ class Ahead(Protocol):
 
         Args:
             module: the captured module whose graph runs.
-            generated: its forward, which is returned as it is where nothing was fetched.
-            args: of the forward.
-            kwargs: of the forward.
+            generated: its forward, which is returned as it is if nothing was fetched.
+            args: positional arguments of the forward.
+            kwargs: keyword arguments of the forward.
         """
 
     def ended(self) -> None:
@@ -43,7 +43,7 @@ class Ahead(Protocol):
         """Return the reads that may travel with the pushes that are made next.
 
         Args:
-            pushes: these, as `fxlib.runtime.gradients.pushes` has them.
+            pushes: the pushes, as `fxlib.runtime.gradients.pushes` describes them.
         """
 
     def pushing(self) -> None:
@@ -54,10 +54,10 @@ class Ahead(Protocol):
         """Whether `push_gradients` may return before pushes were answered."""
 
     def left(self, pushes: Any) -> None:
-        """Note that the pushes of a step were sent, and will be waited for by `settle_pushes`.
+        """Note that the pushes of a step were sent, and that `settle_pushes` will wait for them.
 
         Args:
-            pushes: these, as `fxlib.runtime.gradients.pushes.PushesInFlight`.
+            pushes: the pushes, as `fxlib.runtime.gradients.pushes.PushesInFlight`.
         """
 
     def settle_pushes(self) -> None:
@@ -68,10 +68,10 @@ class Ahead(Protocol):
         """
 
     def pushed(self) -> None:
-        """Note that the pushes of a step were made, and make the reads that had to come behind them."""
+        """Note that the pushes of a step were made, and make the reads that had to come after them."""
 
     def settle(self) -> None:
-        """Wait for all that is in flight, and forget it: another graph runs from now on."""
+        """Wait for everything in flight, and forget it: another graph runs from now on."""
 
     def drop(self) -> None:
-        """Forget all that was fetched: the servers may hold other values."""
+        """Forget everything that was fetched: the servers may hold other values by now."""

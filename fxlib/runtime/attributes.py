@@ -1,7 +1,7 @@
-"""Attributes that a received graph reads: data, and nothing that could be called.
+"""Attributes that a received graph reads: they are data, and nothing that can be called.
 
-Whoever wrote the graph chose the names. What may be called, and could be given a name of the writer's choice, would run
-under the name of an allowed method.
+Whoever wrote the graph chose the names. If an attribute could be called, the writer could give it the name of an
+allowed method and have it run under that name.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch.fx import Proxy
 from fxlib.errors import WireError
 
 _HARMLESS = (Proxy, torch.device)
-"""Both can be called: the first records the call, the second makes a decorator."""
+"""Classes whose objects can be called without harm: the first records the call, the second makes a decorator."""
 
 
 def check_data(value: object, name: str) -> None:
-    """Check that a value which goes by a name of a graph's is data.
+    """Check that the value which a graph reads under a name is data.
 
     Raises:
-        WireError: it can be called.
+        WireError: the value can be called.
     """
     if callable(value) and not isinstance(value, _HARMLESS):
         raise WireError(
@@ -30,11 +30,11 @@ def check_data(value: object, name: str) -> None:
 
 
 def read_attribute(value: Any, name: str, *default: Any) -> Any:
-    """Read an attribute as `getattr` does: what a decoded graph calls in its place, where the name is no tensor's own.
+    """Read an attribute as `getattr` does; decoded graphs call this in its place for names that are not a tensor's own.
 
     Raises:
-        AttributeError: there is none of this name, and no default.
-        WireError: what was found can be called.
+        AttributeError: there is no attribute of this name, and no default.
+        WireError: the value of the attribute can be called.
     """
     found = getattr(value, name, *default)
     check_data(found, name)

@@ -1,6 +1,6 @@
-"""The compilers that parts of a graph are handed to, each behind one small interface, and each only where installed.
+"""The compilers to which parts of a graph are handed, each behind the same small interface, and only where installed.
 
-A service sends the name of a backend, and never what it compiled: that is made where the module runs.
+A service sends the name of a backend, and never compiled code: that is made where the module runs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Backend(Protocol):
 
     name: str
     package: str
-    """The distribution that has to be installed; what it compiles is bound to its version."""
+    """The distribution that has to be installed; compiled parts are bound to its version."""
     keeps_weights: bool
-    """Whether what it compiles holds the weights as they were then, and gives them no gradient."""
+    """Whether compiled parts hold the weights as they were at compilation, and give them no gradient."""
 
     def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return a function that does what `part` does for inputs of these shapes, dtypes and layouts."""
@@ -32,7 +32,7 @@ class Backend(Protocol):
 
 
 class _Inductor:
-    """TorchInductor, without processes of its own that would outlive an interrupt."""
+    """TorchInductor, without worker processes, which would outlive an interrupt."""
 
     package = "torch"
 
@@ -47,15 +47,15 @@ class _Inductor:
 
 
 def _check_processes() -> None:
-    """Find out now, and not after seconds of work for each part, whether this process may start a C++ compiler.
+    """Check that this process may start a C++ compiler, before seconds of work are spent on each part.
 
     Raises:
-        PermissionError: it may not, as in a contained trial.
+        PermissionError: the process may not start one, as in a contained trial.
     """
     try:
         os.posix_spawn("", ["none"], {})
     except FileNotFoundError:
-        pass  # of the process that was started
+        pass  # the process was allowed to start one, and found no program of this empty name
     except PermissionError:
         problem = "a contained trial starts no processes, and so no C++ compiler"
         raise PermissionError(f"{problem}; fxlib.optimize, and workers without containment, do") from None
@@ -64,7 +64,7 @@ def _check_processes() -> None:
 class _OpenVino:
     """OpenVINO on the processor, in float32 as the graph has it.
 
-    Its converter is driven directly, since the one of the package's front page reports what it is used for.
+    This drives the converter directly, since the entry point that the package documents reports usage.
     """
 
     name, package, keeps_weights = "openvino", "openvino", True
@@ -76,7 +76,7 @@ class _OpenVino:
 
         given = tuple(each.detach() for each in inputs)
         frontend = FrontEndManager().load_by_framework("pytorch")
-        decoder = TorchScriptPythonDecoder(part, example_input=given)  # the frontend keeps no reference of its own
+        decoder = TorchScriptPythonDecoder(part, example_input=given)  # the frontend keeps no reference to it
         model = frontend.convert(frontend.load(decoder))
         for each, value in zip(model.inputs, given, strict=True):
             each.get_node().set_partial_shape(openvino.PartialShape(list(value.shape)))
@@ -108,9 +108,9 @@ class _OnnxRuntime:
 
         given = tuple(each.detach() for each in inputs)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter, about itself
+            warnings.simplefilter("ignore")  # the exporter warns about itself
             program = torch.onnx.export(part, given, dynamo=True, verbose=False)
-        assert program is not None  # noqa: S101 - it is None where a file is written
+        assert program is not None  # noqa: S101 - it is None only if a file is written
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -134,11 +134,11 @@ BACKENDS: Final[dict[str, Backend]] = {
         _Inductor("inductor", keeps_weights=False),
     )
 }
-"""All backends by name, those that compile fastest first."""
+"""All backends by name; those that compile fastest come first."""
 
 
 def installed(name: str) -> str:
-    """Return a backend with the version that is installed here, as `openvino==2026.4.1`; empty where none is."""
+    """Return a backend with its version that is installed here, as `openvino==2026.4.1`; empty if there is none."""
     backend = BACKENDS.get(name)
     try:
         return f"{name}=={_version(backend.package)}" if backend is not None else ""
@@ -148,5 +148,5 @@ def installed(name: str) -> str:
 
 @functools.cache
 def _version(package: str) -> str:
-    """Return the version of a distribution: each part of each graph asks, and it is read from a file."""
+    """Return the version of a distribution; it is kept, since it is read from a file and each part of a graph asks."""
     return version(package)

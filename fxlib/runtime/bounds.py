@@ -1,8 +1,8 @@
 """Checks of values on which operators of torch rely, for processes that run the graphs of others.
 
-Some operators read offsets and lengths out of tensors and take them for right. No rule about a graph says what a tensor
-will hold, so the values are checked when the operator is called, in front of its kernel, whichever way it was reached.
-A process that runs only graphs of its own needs none of it, and pays nothing.
+Some operators read offsets and lengths from tensors without checking them. No rule about a graph says what a tensor
+will hold, so the values are checked when the operator is called, in front of its kernel, however it was reached. A
+process that runs only its own graphs needs no such checks, and pays nothing.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch import Tensor
 
 _LSTM_GATES = 4
 _INCLUDES_LAST = 4
-"""Where, behind the offsets, `include_last_offset` stands."""
+"""The position of `include_last_offset` among the arguments that follow the offsets."""
 
 
 @cache
 def install() -> torch.library.Library:
-    """Check these operators in this process from now on; the checks stay as long as the process.
+    """Check these operators in this process from now on; the checks stay until the process ends.
 
-    An operator that is called out of bounds raises IndexError, as those do that check themselves.
+    An operator that is called out of bounds raises IndexError, as operators do that check by themselves.
     """
     library = torch.library.Library("aten", "IMPL")
     for name, check in CHECKS.items():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload)
         if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"):
-            for key in ("AutogradCPU", "CPU"):  # autograd goes into its parts before any later key is asked
+            for key in ("AutogradCPU", "CPU"):  # autograd enters the operator's parts before any later key is asked
                 library.impl(operator, _checked_parts(operator, check), key)
         else:
             library.impl(operator, _checked(operator, check), "BackendSelect", with_keyset=True)
@@ -60,7 +60,7 @@ def _checked_parts(operator: Any, check: Callable[..., None]) -> Callable[..., A
 def _check_bags(_: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> None:
     _within(offsets, indices.numel(), "offsets of an embedding bag")
     ends = len(rest) > _INCLUDES_LAST and rest[_INCLUDES_LAST] and offsets.device.type == "cpu" and offsets.numel()
-    if ends and int(offsets[-1]) != indices.numel():  # what is left would belong to a bag that its gradient lacks
+    if ends and int(offsets[-1]) != indices.numel():  # the indices left would belong to a bag that the gradient lacks
         raise IndexError(f"the last offset of embedding bags is {int(offsets[-1])}, and not {indices.numel()}")
 
 
@@ -69,7 +69,7 @@ def _check_alignment(scores: Tensor, targets: Tensor, scored: Any, wanted: Any, 
     steps, classes = _list(scored), _list(wanted)
     batch = scores.shape[1] if scores.dim() == 3 else 1
     fits = len(steps) == len(classes) == batch and all(0 <= each <= scores.shape[0] for each in steps)
-    if targets.dim() == 2:  # a row for each sequence, or else all of them one after the other
+    if targets.dim() == 2:  # targets have a row for each sequence, or else stand one after another
         fits = fits and targets.shape[0] == batch and all(0 <= each <= targets.shape[1] for each in classes)
     else:
         fits = fits and min(classes, default=0) >= 0 and sum(classes) <= targets.numel()
@@ -91,7 +91,7 @@ def _check_own_statistics(values: Tensor, weight: Tensor | None, bias: Tensor | 
 def _check_recurrent(
     gates: int, values: Tensor, hidden: Any, weights: Sequence[Tensor], biases: bool, *rest: Any
 ) -> None:
-    """Hold states and weights to the sizes that they have in `torch.nn.RNNBase`: the kernels index by them."""
+    """Check that states and weights have the sizes of `torch.nn.RNNBase`, by which the kernels index."""
     layers, _, _, bidirectional, *first = rest
     directions = 2 if bidirectional else 1
     states = [hidden] if isinstance(hidden, Tensor) else list(hidden)
@@ -113,7 +113,7 @@ def _check_recurrent(
 
 
 def _check_weight_norm(values: Tensor, magnitudes: Tensor, dim: int = 0) -> None:
-    if dim == -1:  # one norm for all, in plain arithmetic
+    if dim == -1:  # there is one norm for all elements, in plain arithmetic
         return
     wanted = [1] * values.dim()
     if 0 <= dim < values.dim():
@@ -123,7 +123,7 @@ def _check_weight_norm(values: Tensor, magnitudes: Tensor, dim: int = 0) -> None
 
 
 def _check_median(values: Tensor, dim: int, *_: Any) -> None:
-    # Its kernel steps through memory as if elements that share one place had places of their own.
+    # The kernel steps through memory as if elements that share an address had addresses of their own.
     if any(step == 0 and size > 1 for step, size in zip(values.stride(), values.shape, strict=True)):
         raise IndexError(f"a median along dimension {dim} of an expanded tensor: make it contiguous first")
 
@@ -153,4 +153,4 @@ CHECKS: Mapping[str, Callable[..., None]] = {
     **dict.fromkeys(("median.dim", "nanmedian.dim"), _check_median),
     "rnn_relu.input": partial(_check_recurrent, 1),
 }
-"""Operators of `torch.ops.aten` that are checked. What `torch.batch_norm` calls is not among them: it checks itself."""
+"""The checked operators of `torch.ops.aten`. Those that `torch.batch_norm` calls are absent: it checks by itself."""

@@ -1,8 +1,8 @@
-"""What `torch.compile` finds of a captured module that calls servers: the operators between its calls.
+"""Restrict `torch.compile` of a captured module that calls servers to the operators between its calls.
 
 TorchDynamo compiles frame by frame, and cannot follow this runtime: it would break graphs inside of it, and warn of
-what it does not know. So it is told to leave the runtime's functions alone, by the two marks that it looks for itself:
-an attribute of functions that it would inline, and the strategy of code that it would compile as a frame.
+what it does not know. So the runtime's functions carry the two marks by which TorchDynamo leaves functions alone: an
+attribute of functions that it would inline, and the strategy of code that it would compile as a frame.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_compiled() -> bool:
 
 
 def outside_of_dynamo(function: F) -> F:
-    """Have TorchDynamo break its graph at a call of a function, and leave alone all that this does."""
+    """Have TorchDynamo break its graph at a call of a function, and compile nothing that the function does."""
     break_at(function)
     skip(function.__code__)
     return function
@@ -36,7 +36,7 @@ def break_at(function: Callable[..., Any]) -> None:
 
 
 def skip(code: CodeType, *, inner: bool = True) -> None:
-    """Have TorchDynamo not compile frames of this code; `inner`: nor those that they begin."""
+    """Keep TorchDynamo from compiling frames of this code and, if `inner`, the frames that they begin."""
     action, other = _dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT
     _dynamo.set_code_exec_strategy(code, _dynamo._FrameExecStrategy(action, action if inner else other))
 

@@ -1,7 +1,7 @@
-"""`DistributedDataParallel` inside a model: what is known of one, and what stands for it where it has no process group.
+"""`DistributedDataParallel` inside a model: its description, and its stand-in in processes without the process group.
 
 A graph holds such a submodule as one node. Its forward runs the module inside, and may broadcast buffers; its backward
-reduces gradients over the ranks. The description is all that travels: the module inside, and the options as data.
+reduces gradients over the ranks. Only the description travels: the module inside, and the options as data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALL_RANKS: Final = "0"
 """The name that torch gives the group of all ranks."""
 
 HOOKS: Final = ("allreduce_hook", "fp16_compress_hook")
-"""Names of the communication hooks that travel: torch's, where gloo has them."""
+"""Names of the communication hooks that travel: those of torch that gloo has."""
 
 _MIB: Final = 1024 * 1024
 _FLAGS: Final = (
@@ -35,11 +35,11 @@ _FLAGS: Final = (
     "batched_grad_copy",
 )
 _DECIDING: Final = ("forward_sync_buffers", "_join_config", "buffer_hook", "_delay_all_reduce_all_params")
-"""Attributes that decide whether a forward speaks to the other ranks."""
+"""Attributes that decide whether a forward communicates with the other ranks."""
 
 
 def _torchs_hooks() -> Mapping[str, object]:
-    """Return the communication hooks of torch that need no state, by name; they are imported where one is asked for."""
+    """Return the communication hooks of torch that need no state, by name; they are imported on the first use."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     return {name: getattr(default_hooks, name) for name in HOOKS}
@@ -47,12 +47,12 @@ def _torchs_hooks() -> Mapping[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelOptions:
-    """How a module is wrapped.
+    """The options with which a module is wrapped.
 
     Attributes:
         forward_sync_buffers: whether a forward first broadcasts the buffers of rank 0.
-        bucket_cap_mb: size of a bucket of gradients, in MiB; None: torch's default.
-        hook: the name of a communication hook in HOOKS; empty: gradients are averaged as they are.
+        bucket_cap_mb: size of a bucket of gradients, in MiB; None is torch's default.
+        hook: the name of a communication hook in HOOKS; if it is empty, gradients are averaged as they are.
     """
 
     forward_sync_buffers: bool = True
@@ -66,14 +66,14 @@ class DataParallelOptions:
 
 
 class DataParallel(nn.Module):
-    """Stands for a `DistributedDataParallel` of another process: its module, its options, and whom it speaks to.
+    """Stands for a `DistributedDataParallel` of another process: its module, its options, and its process group.
 
     Args:
         module: the module inside.
-        options: how it is wrapped.
-        group: name of the process group, in the process that made it.
-        ranks: how many ranks are in the group.
-        oddity: why the options do not say all, in words; empty if they do.
+        options: the options with which it is wrapped.
+        group: the name of the process group, in the process that made it.
+        ranks: the number of ranks in the group.
+        oddity: why the options do not describe the wrapping completely, in words; empty if they do.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class DataParallel(nn.Module):
         self.oddity = oddity
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module inside, which is all where no gradients are recorded.
+        """Run the module inside; nothing else is needed while no gradients are recorded.
 
         Raises:
-            OpaqueError: they are, and there is nobody here to reduce them with; `join` makes what can.
+            OpaqueError: gradients are recorded, and no group is here to reduce them; `join` makes a module that can.
         """
         if torch.is_grad_enabled():
             raise OpaqueError(
@@ -114,7 +114,7 @@ class DataParallel(nn.Module):
 
 
 def described(module: nn.Module) -> DataParallel | None:
-    """Describe a `DistributedDataParallel`, or return what describes one already; None of any other module."""
+    """Return the description of a `DistributedDataParallel`, or of a module that is one; None for any other module."""
     if isinstance(module, DataParallel):
         return module
     if type(module) is not DistributedDataParallel:
@@ -131,7 +131,7 @@ def described(module: nn.Module) -> DataParallel | None:
 
 
 def is_ordinary(module: nn.Module) -> bool:
-    """Whether a `DistributedDataParallel` does no more than its class does: no hooks, no code of the user's in it."""
+    """Return whether a `DistributedDataParallel` does just what its class does, without hooks or code of the user."""
     if isinstance(module, DataParallel):
         return True
     held = vars(module)
@@ -153,13 +153,13 @@ def broadcasts(module: nn.Module) -> bool:
 
 
 def deciding(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield the attributes that decide what a forward says to other ranks; their values are compared by identity."""
+    """Yield the attributes that decide what a forward sends to other ranks; their values are compared by identity."""
     if isinstance(module, DistributedDataParallel):
         yield from ((name, vars(module).get(name)) for name in _DECIDING)
 
 
 def parallel_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of each `DistributedDataParallel` below a module, or of what stands for one."""
+    """Yield path and module of each `DistributedDataParallel` below a module, and of each stand-in for one."""
     for path, module in local_modules(root):
         if isinstance(module, (DataParallel, DistributedDataParallel)):
             yield path, module
@@ -167,23 +167,23 @@ def parallel_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 _bodies: weakref.WeakKeyDictionary[nn.Module, GraphModule] = weakref.WeakKeyDictionary()
 _closed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Those whose module inside is known to change nothing, by the trace of its graph."""
+"""The wrapped modules whose module inside is known to change nothing, by the trace of its graph."""
 
 
 def body_of(module: nn.Module) -> GraphModule | None:
-    """Return the graph of the module inside, where capture has made one; None where there is none."""
+    """Return the graph of the module inside; None if capture has made none."""
     inside = module.module
     return inside if isinstance(inside, GraphModule) else _bodies.get(module)
 
 
 def keep_body(module: nn.Module, body: GraphModule | None, *, closed: bool = False) -> None:
-    """Keep the graph of the module inside a `DistributedDataParallel`, for as long as that lives; None: there is none.
+    """Keep the graph of the module inside a `DistributedDataParallel` for as long as that lives.
 
     Args:
         module: the `DistributedDataParallel`.
-        body: the graph.
-        closed: whether the module inside, where the conditions of that graph hold, runs nothing besides it that could
-            change anything.
+        body: the graph; None if there is none.
+        closed: whether the module inside, while the conditions of that graph hold, runs nothing besides the graph that
+            could change anything.
     """
     _closed.discard(module)
     _bodies.pop(module, None)
@@ -199,7 +199,7 @@ def is_closed(module: nn.Module) -> bool:
 
 
 def _hook_of(module: DistributedDataParallel) -> tuple[str, str]:
-    """Return the name of the communication hook, and why it cannot travel; both are empty where there is none."""
+    """Return the name of the communication hook, and why it cannot travel; both are empty if there is no hook."""
     named = module._get_ddp_logging_data().get("comm_hook") if module.logger is not None else None
     if not named:
         return "", ""
@@ -212,7 +212,7 @@ def _hook_of(module: DistributedDataParallel) -> tuple[str, str]:
 
 
 def _oddity(module: DistributedDataParallel) -> str:
-    """Say what of the wrapping the options do not hold; empty if they hold all."""
+    """Return in words what the options leave out of the wrapping; empty if they describe all of it."""
     if not is_ordinary(module):
         return "hooks, or options that change its forward (mixed precision, delayed reduction)"
     if module.parameters_to_ignore:
@@ -225,7 +225,7 @@ def _oddity(module: DistributedDataParallel) -> str:
 
 
 def _group_of(module: DistributedDataParallel) -> tuple[str, int]:
-    """Return the name of the process group, that of all ranks where it has all of them, and its size."""
+    """Return the name of the process group, `ALL_RANKS` if it holds all ranks, and its size."""
     group: Any = module.process_group
     name, size = str(group.group_name), int(group.size())
     return (ALL_RANKS if dist.is_initialized() and size == dist.get_world_size() else name), size

@@ -1,10 +1,11 @@
-"""Which exception a rewritten forward raises: the one that the program as captured would have raised.
+"""Choose the exception that a rewritten forward raises: the one that the program as captured would have raised.
 
-A rewrite moves nodes past one another, so the node that fails first need not be the one that the captured program
-would have failed at. Every node knows its place in that program (`meta["order"]`). When one fails, whatever stands
-before it in program order and has not run yet runs now, in program order: waits of calls in flight above all. The
-first error met is the program's; if none is met, the failed node's error is. Calls in flight that stand after it are
-left to drain. Calls of a batch that has not been issued yet are made singly: the arguments of others may be missing.
+A rewrite moves nodes past one another, so the node that fails first need not be the one at which the captured program
+would have failed. Every node knows its position in that program (`meta["order"]`). When one fails, the nodes that
+stand before it in program order and have not run yet run now, in program order: waits of calls in flight above all.
+The first error among them is the program's; if there is none, the failed node's error is. Calls in flight that stand
+after the failed node are left to drain. Calls of a batch that has not been issued yet are made singly, since arguments
+of the other calls may be missing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fxlib.runtime.ops.operators import call_now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Where a forward stopped: the nodes before the failed one have run, and `values` are those still alive."""
+    """The point at which a forward stopped: nodes before the failed one have run; `values` are those still alive."""
 
     nodes: Sequence[Node]
     failed: int
@@ -32,24 +33,24 @@ class Failure:
 
 
 def first_error(module: GraphModule, code: CodeType, error: BaseException) -> Exception | None:
-    """Return the error that the captured program would have met before that of a node, and leave the modes it entered.
+    """Return the error that the captured program would have met before a node's, and leave the modes it entered.
 
     Args:
-        module: has the graph that failed.
-        code: of its generated forward.
-        error: what this raised.
+        module: the module whose graph failed.
+        code: the code of its generated forward.
+        error: the error that the forward raised.
     """
     stop = locate(module, code, error)
     if stop is None:
         return None
-    # An interrupt is the program's at once: nothing is waited for.
+    # An interrupt reaches the program at once: nothing is waited for.
     earlier = earlier_error(module, stop) if isinstance(error, Exception) else None
     leave_modes(stop)
     return earlier
 
 
 def locate(module: GraphModule, code: CodeType, error: BaseException) -> Failure | None:
-    """Find the node that raised, by the line map of the generated code; None if the error came from outside of it."""
+    """Return the node that raised, by the generated code's line map; None if the error came from outside that code."""
     step: TracebackType | None = error.__traceback__
     while step is not None and step.tb_frame.f_code is not code:
         step = step.tb_next
@@ -63,7 +64,7 @@ def locate(module: GraphModule, code: CodeType, error: BaseException) -> Failure
 
 
 def earlier_error(module: GraphModule, failure: Failure) -> Exception | None:
-    """Run what the captured program would have run before the failed node; return the first error, if any."""
+    """Run the nodes that the captured program would have run before the failed node; return the first error, if any."""
     order = program_order(failure.nodes)
     ran, rest = failure.nodes[: failure.failed], failure.nodes[failure.failed + 1 :]
     limit = order[failure.nodes[failure.failed]]
@@ -75,13 +76,13 @@ def earlier_error(module: GraphModule, failure: Failure) -> Exception | None:
     for node in pending:
         try:
             _run(interpreter, node)
-        except Exception as error:  # noqa: BLE001 - to be raised in place of the failed node's
+        except Exception as error:  # noqa: BLE001 - it is raised in place of the failed node's
             return error
     return None
 
 
 def _run(interpreter: Interpreter, node: Node) -> None:
-    """Run a node whose inputs are there; others needed something that is not in the program before the failed node."""
+    """Run a node if its inputs are there; other nodes need something that the program before the failed node lacks."""
     values = interpreter.env
     if is_batch(node):
         return
@@ -103,7 +104,7 @@ def _call_alone(interpreter: Interpreter, wait: Node) -> None:
 
 
 def leave_modes(failure: Failure) -> None:
-    """Leave the autocast blocks that the forward had entered and not left, innermost first, as `with` would have."""
+    """Leave the autocast blocks that the forward has entered and not left, innermost first, as `with` would."""
     ran = failure.nodes[: failure.failed]
     left = {node.args[0] for node in ran if node.target is torch.amp.autocast_mode._exit_autocast}
     for node in reversed(ran):
@@ -112,7 +113,7 @@ def leave_modes(failure: Failure) -> None:
 
 
 def program_order(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Place of each node in the program as captured; a node that a pass made anew takes that of its latest input."""
+    """Return each node's position in the program as captured; a node that a pass made has that of its latest input."""
     order: dict[Node, int] = {}
     for node in nodes:
         known = node.meta.get("order")

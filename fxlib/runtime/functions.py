@@ -2,7 +2,7 @@
 
 A graph never holds a function, only its name "package.module:qualname", as on the wire of `torch.distributed.rpc`.
 Names resolve through tables alone: functions marked with `@fxlib.remote`, functions that capture met, torch's own,
-and the modules that an operator allowed. Nothing is imported, and no attribute is walked, because a graph names it.
+and the modules that an operator allowed. No name in a graph causes an import or a walk along attributes.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def name_of(function: RemoteFunction) -> str:
     """Return "package.module:qualname" of a function, builtin, static or class method, class or torch function.
 
     Raises:
-        ContractError: the function is a lambda, is local to another function, or is not what its name says.
+        ContractError: the function is a lambda, is local to another function, or is not the one that its name leads to.
     """
     if (torch_name := _torch_names().get(_identity(function))) is not None:
         return torch_name
     owner = getattr(function, "__self__", None)
     if inspect.ismethod(function) and isinstance(owner, type):
         return f"{owner.__module__}:{owner.__qualname__}.{function.__name__}"
-    if isinstance(function, torch.jit.ScriptFunction):  # keeps the name of what it was made from
+    if isinstance(function, torch.jit.ScriptFunction):  # it keeps the name of the function that it was made from
         home, _, script = str(function.qualified_name).removeprefix("__torch__.").rpartition(".")
         return f"{home or '__main__'}:{script}"
     module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
@@ -97,12 +97,12 @@ def resolve(name: str) -> RemoteFunction:
 
 
 def meet(name: str) -> RemoteFunction:
-    """Let the function that a contract of this process's own names be resolved, and return it.
+    """Let a function resolve that one of this process's own contracts names, and return it.
 
-    Never call it with a name that a request or a graph brought.
+    Never call this with a name that a request or a graph brought.
 
     Raises:
-        ContractError: none of the modules that this process has imported has it.
+        ContractError: none of the modules that this process has imported has the function.
     """
     module, _, qualname = name.partition(":")
     found: object = sys.modules.get(module)
@@ -114,15 +114,15 @@ def meet(name: str) -> RemoteFunction:
 
 
 def allow_module(name: str) -> tuple[str, ...]:
-    """Import the module `name` and let the functions, classes and methods it defines be resolved; return their names.
+    """Import the module `name` and let the functions, classes and methods that it defines resolve; return their names.
 
-    This is the operator's word, given at start-up. Never call it with a name that a request brought.
+    The operator names the module at start-up. Never call this with a name that a request brought.
 
     Raises:
         ContractError: there is no such module.
     """
     try:
-        module = importlib.import_module(name)  # named by the operator, at start-up
+        module = importlib.import_module(name)  # the operator named it at start-up
     except ImportError as error:
         raise ContractError(f"cannot import {name!r}: {error}", hint="Is it on this process's PYTHONPATH?") from error
     found = dict(_defined_in(module))
@@ -157,13 +157,13 @@ def _check_reachable(function: RemoteFunction, module: str, qualname: str) -> No
 
 
 def _identity(function: RemoteFunction) -> object:
-    # A builtin method of a type (torch.add) is a new object at each access of its owner, equal to the last.
+    # A builtin method of a type (torch.add) is a new object at each access, equal to the one before.
     return function if getattr(function, "__hash__", None) else id(function)
 
 
 @functools.cache
 def _own_functions() -> dict[str, RemoteFunction]:
-    """Functions of torch, operator and builtins that may be called on a server, by exact name."""
+    """Return the functions of torch, operator and builtins that may be called on a server, by exact name."""
     table: dict[str, RemoteFunction] = {f"builtins:{name}": getattr(builtins, name) for name in _BUILTINS}
     table |= {f"_operator:{name}": getattr(operator, name) for name in dir(operator) if _is_plain(name)}
     overridable = torch.overrides.get_overridable_functions()

@@ -1,8 +1,8 @@
-"""The graphs of one module, each for other calls: choose which of them a call runs, and count how often each ran.
+"""The graphs of one module, each for different calls: choose the one that a call runs, and count how often each ran.
 
-A captured module is one graph under the `Conditions` of its capture. Training and evaluation, or a mask and none, are
-different programs: each has a captured module of its own over the same state, and the main one runs whichever fits the
-call. Where none does, the original runs.
+A captured module is one graph under the `Conditions` of its capture. Training and evaluation, or calls with and without
+a mask, are different programs: each has a captured module of its own over the same state, and the main module runs
+the one that fits the call. If none fits, the original runs.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from fxlib.spec.workload import MAIN, MAX_VARIANTS
 _LOG = logging.getLogger(__name__)
 
 MAX_GRAPHS = 1 + MAX_VARIANTS
-"""The largest number of graphs of one module, with the main one; a call that the last does not fit tries all."""
+"""The largest number of graphs of one module, with the main one; a call that does not fit the last one tries all."""
 
 _MAX_REASONS = 32
-"""The largest number of reasons that are counted separately, since some name sizes, which vary without end."""
+"""The largest number of reasons that are counted separately; some of them name sizes, of which there is no end."""
 
 OTHER_REASONS = "other reasons"
 
 
 class GuardFailure(NamedTuple):
-    """Why a graph may not run for a call, in words, and whether the user is told when the original runs for it."""
+    """The reason why a graph may not run for a call, and whether the user is told when the original runs instead."""
 
     reason: str
     told: bool = False
 
 
 class Captured(Protocol):
-    """The part of captured modules that this file uses; they are built upon it."""
+    """The part of captured modules that this file uses; the modules themselves are built on this file."""
 
     @property
     def _fxlib(self) -> Any: ...
@@ -71,15 +71,15 @@ class GraphSet(Generic[M]):
     def __init__(self) -> None:
         self._variants: list[_Variant[M]] = []
         self._last: _Variant[M] | None = None
-        """The variant that ran last; None where the main graph did."""
+        """The variant that ran last; None if the main graph did."""
         self._main_runs = 0
         self._original_runs: dict[str, int] = {}
         self._stand_in: tuple[M, str] | None = None
-        """The module whose graph runs in place of the main one, and why; None where the main one runs. It is not copied
+        """The module whose graph runs in place of the main one, and why; None if the main one runs. It is not copied
         with the module."""
         self.unmet: Callable[[M, tuple[Any, ...], Mapping[str, Any]], None] | None = None
-        """Called with the module and the arguments of a call that no graph fits, before the original runs. It is not
-        copied with the module."""
+        """The function that is called with the module and the arguments of a call that no graph fits, before the
+        original runs. It is not copied with the module."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSet[M]:
         copied = GraphSet[M]()
@@ -99,9 +99,9 @@ class GraphSet(Generic[M]):
         return ((each.name, each.module) for each in self._variants)
 
     def add(self, main: M, name: str, module: M) -> str:
-        """Have `main` run another graph of the same original wherever that fits, and return which was dropped for it.
+        """Have `main` run another graph of the same original wherever that fits; return the name of a dropped variant.
 
-        A variant of the same name is replaced. Where there are `MAX_GRAPHS`, the least used variant is dropped.
+        A variant of the same name is replaced. If there are `MAX_GRAPHS` graphs, the least used variant is dropped.
 
         Raises:
             WorkloadError: the name is that of the main graph, or the graph is of another model.
@@ -110,7 +110,7 @@ class GraphSet(Generic[M]):
             raise WorkloadError(f"{MAIN!r} is the module's own graph", where="variant", hint="Choose another name.")
         if module._fxlib.original is not main._fxlib.original or main._fxlib.original is None:
             raise WorkloadError("it is a graph of another model", where=f"variant {name!r}")
-        module._fxlib.tape = main._fxlib.tape  # gradients of whichever graph ran are pushed by one call, in order
+        module._fxlib.tape = main._fxlib.tape  # one call pushes the gradients of whichever graphs ran, in order
         variants = [each for each in self._variants if each.name != name]
         dropped = ""
         if len(variants) >= MAX_GRAPHS - 1:
@@ -122,14 +122,14 @@ class GraphSet(Generic[M]):
         return dropped
 
     def usage(self) -> Usage:
-        """Return how often each graph ran, and the original."""
+        """Return how often each graph and the original ran."""
         graphs = {MAIN: self._main_runs} | {each.name: each.runs for each in self._variants}
         return Usage(graphs=graphs, original=dict(self._original_runs))
 
     def fitting(
         self, main: M, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
     ) -> M | GuardFailure:
-        """Return the module whose graph fits a call: the one that ran last, if it does. Else: why none does."""
+        """Return the module whose graph fits a call, preferably the one that ran last; or the reason why none fits."""
         last = self._last
         if last is not None and not last.module._guard_failure_as_variant(
             main, args, kwargs, grad_enabled=grad_enabled
@@ -152,7 +152,7 @@ class GraphSet(Generic[M]):
                 self._last = each
                 _count(each)
                 return each.module
-            if found.told and not failure.told:  # it fits but for this: what the user can do something about
+            if found.told and not failure.told:  # it fits but for this, which the user can change
                 failure = found
         return failure
 
@@ -183,8 +183,8 @@ class GraphSet(Generic[M]):
     def replace_main(self, main: M, original: M | None, why: str = "") -> None:
         """Run the graph of `original` in place of the main one from now on, or the main one again (None).
 
-        Where calls are made ahead for the module, those are waited for and forgotten first. Gradients that are still to
-        be pushed are pushed by one call, whichever graph they are from.
+        Calls that were made ahead for the module are waited for and forgotten first. Gradients that are still to be
+        pushed are pushed by one call, whichever graph they come from.
 
         Raises:
             WorkloadError: it is a graph of another model.
@@ -202,14 +202,14 @@ class GraphSet(Generic[M]):
     def _failure_of_main(
         self, main: M, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
     ) -> tuple[GuardFailure | None, M]:
-        """Return why the main graph, or what runs in its place, may not run for a call; and its module."""
+        """Return why the main graph, or the graph in its place, may not run for a call; and that graph's module."""
         if self._stand_in is None:
             return main._guard_failure(args, kwargs, grad_enabled=grad_enabled), main
         original = self._stand_in[0]
         return original._guard_failure_as_variant(main, args, kwargs, grad_enabled=grad_enabled), original
 
     def _count_original(self, why: str) -> int:
-        """Count a call that the original runs, and return how many of them that reason has by now."""
+        """Count a call that the original runs, and return how many calls have had that reason so far."""
         if torch.compiler.is_dynamo_compiling():
             return 0
         counts = self._original_runs
@@ -219,7 +219,7 @@ class GraphSet(Generic[M]):
 
 
 def usage(module: nn.Module) -> Usage:
-    """Return how often each graph of a captured module has run, and its original; none of any other module."""
+    """Return how often each graph of a captured module and its original have run; no counts for any other module."""
     state = module.__dict__.get("_fxlib")
     return Usage() if state is None else state.graphs.usage()
 

@@ -1,12 +1,12 @@
-"""Operators on int8 weights: a linear layer and a convolution, and what happens to integers between them.
+"""Operators on int8 weights: a linear layer, a convolution, and the operators that work on integers between them.
 
 They are operators of torch's own dispatcher (`torch.ops.fxlib`), so that graphs, analyses and fake tensors
 treat them as any other. oneDNN computes them. It wants weights in an order of its own, which depends on the processor:
 weights travel as plain integers, and are packed where a module first runs.
 
 A quantized number q stands for `scale * (q - zero_point)`. Inputs are unsigned (0 to 255); weights are signed, with one
-scale for each output channel, and within `WEIGHT_LIMIT`: processors without VNNI add pairs of products up in 16 bits,
-which larger ones overflow. Within it the sums of integers are exact, and the same, on every processor.
+scale for each output channel, and within `WEIGHT_LIMIT`: processors without VNNI add up pairs of products in 16 bits,
+which larger weights would overflow. Within the limit, sums of integers are exact, and the same on every processor.
 
 B. Jacob and others, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
 CVPR 2018.
@@ -28,8 +28,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fxlib.errors import FxlibError
 
 NAMESPACE: Final = "fxlib"
-"""The operators are `torch.ops.fxlib.quantize` and others beside it; only `int8_conv2d_add_over` writes to what it is
-given."""
+"""The namespace of the operators, `torch.ops.fxlib.quantize` and others; only `int8_conv2d_add_over` writes to an
+argument."""
 WEIGHT_LIMIT: Final = 64
 """The largest magnitude of an int8 weight: 2 * 255 * 64 is within 16 bits with a sign, and 2 * 255 * 127 is not."""
 LARGEST: Final = 255
@@ -45,21 +45,21 @@ _POST_OPS: Final[Mapping[str, tuple[str, list[float], str]]] = {
     "gelu": ("gelu", [], "none"),
     "gelu_tanh": ("gelu", [], "tanh"),
 }
-"""What oneDNN calls an activation, its arguments, and which variant it is."""
+"""oneDNN's name of each activation, with its arguments and its variant."""
 ACTIVATIONS: Final[Mapping[str, frozenset[str]]] = {
     "linear": frozenset(_POST_OPS),
     "convolution": frozenset({"none", "relu", "relu6", "hardswish", "silu"}),
 }
-"""The activations that a kind of layer applies to its sums, in float, before they are rounded."""
+"""The activations that each kind of layer applies to its sums, in float, before they are rounded."""
 _QLINEAR: Final = torch.ops.onednn.qlinear_pointwise.default
 _QCONV: Final = torch.ops.onednn.qconv_pointwise.default
 _QCONV_ADD: Final = torch.ops.onednn.qconv2d_pointwise.binary
 _MIDDLE: Final = 128
-"""The zero point of inputs that are quantized by the range that they turn out to have."""
+"""The zero point of inputs that are quantized by the range of their values."""
 _REACH: Final = 1 << 20
-"""A window's stride, padding and dilation are less: oneDNN counts in 32 bits, and adds up padded zero points."""
+"""Bound of a window's stride, padding and dilation: oneDNN counts in 32 bits, and adds up padded zero points."""
 _FORMS: Final = 16
-"""The number of forms in which a weight is held packed, which a program that computes its windows could make grow."""
+"""The number of forms in which a weight is kept packed; without a limit, computed windows could make it grow."""
 _LAYER: Final = "Tensor x, float? scale, int zero_point, Tensor weight, Tensor weight_scales, Tensor? bias"
 _WINDOW: Final = "int[2] stride, int[2] padding, int[2] dilation, int groups"
 _SCALED: Final = "Tensor x, float scale, int zero_point"
@@ -76,9 +76,9 @@ def is_operator(target: object) -> bool:
 
 
 def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    """Return the levels of a float32 tensor. NaN has none, and becomes any; infinities become the first or last one.
+    """Return the levels of a float32 tensor. NaN becomes any level; infinities become the first or the last one.
 
-    A number halfway between two levels becomes either.
+    A number halfway between two levels becomes either of them.
     """
     _check_without_gradient(x)
     _check(x.dtype is torch.float32, "what is quantized is float32")
@@ -87,12 +87,12 @@ def _quantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
         return _fake_quantize(x)
     _silence_quint8()
     found = torch.quantize_per_tensor(x, scale, zero_point, torch.quint8)
-    # Its integers as they lie in memory: `int_repr` copies them one by one, which takes three times as long.
+    # This takes the integers as they lie in memory; `int_repr` copies them one by one, which takes three times as long.
     return torch.empty(0, dtype=torch.uint8).set_(found.untyped_storage(), 0, found.shape, found.stride())
 
 
 def _dequantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    """Return the float32 numbers that levels stand for."""
+    """Return the float32 numbers for which levels stand."""
     _check_uint8(x)
     _check_levels(scale, zero_point)
     found = x.to(torch.float32)
@@ -100,7 +100,7 @@ def _dequantize(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
 
 
 def _linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_result: Any) -> torch.Tensor:
-    """Return `x @ weight.T + bias`, where x is uint8 with a scale, or float32 without; see `_Layer` and `_Result`."""
+    """Return `x @ weight.T + bias`; x is uint8 if it has a scale, else float32; see `_Layer` and `_Result`."""
     call = _Call(x, (scale, zero_point), layer_and_result[:3], layer_and_result[3:])
     if (known := call.known) is not None and x.dim() == 2 and x.is_contiguous():
         return _QLINEAR(x, *known)
@@ -120,7 +120,7 @@ def _linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_re
 
 
 def _conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any) -> torch.Tensor:
-    """Return a convolution of a batch of images, or of one, channels last; arguments are as for `_linear`."""
+    """Return a convolution of one image or a batch of images, channels last; the arguments are as for `_linear`."""
     if x.dim() == 3:
         return _conv2d(x[None], scale, zero_point, *others)[0]
     call = _Call(x, (scale, zero_point), others[:3], others[3:])
@@ -139,14 +139,14 @@ def _conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any)
 
 
 def _conv2d_add(*args: Any) -> torch.Tensor:
-    """Return the levels of a convolution and of other levels together, rounded once; arguments as for `_conv2d`."""
+    """Return the levels of the sum of a convolution and other levels, rounded once; arguments are as for `_conv2d`."""
     place = len(args) - 6
-    # oneDNN adds up in place.
+    # oneDNN adds in place.
     return _conv2d_add_over(*args[:place], args[place].clone(memory_format=torch.preserve_format), *args[place + 1 :])
 
 
 def _conv2d_add_over(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch.Tensor:
-    """Return the same, and leave anything in what is added."""
+    """Return the result of `_conv2d_add`; afterwards, the added levels may hold anything."""
     other, other_scale, other_zero_point, out_scale, out_zero_point, relu = others[7:]
     if x.dim() == 3:
         return _conv2d_add_over(x[None], scale, zero_point, *others[:7], other[None], *others[8:])[0]
@@ -176,7 +176,7 @@ def _conv2d_add_over(x: torch.Tensor, scale: float, zero_point: int, *others: An
 
 
 def _given(levels: _Levels, layer: _Layer, window: _Window) -> tuple[Any, ...]:
-    """Return what an input stands for, and the weights packed for it."""
+    """Return the scale and the zero point of an input, and the weights packed for it."""
     point = (levels.scale, levels.zero_point)
 
     def pack() -> Any:
@@ -188,7 +188,7 @@ def _given(levels: _Levels, layer: _Layer, window: _Window) -> tuple[Any, ...]:
 
 
 def _max_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
-    """Return the largest level in each window: its number is the largest, too, and borders count for nothing."""
+    """Return the largest level in each window, which stands for the largest number; borders do not count."""
     if x.dim() == 3:
         return _max_pool2d(x[None], *options)[0]
     found = _fake_max_pool2d(x, *options)
@@ -201,7 +201,7 @@ def _max_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
 def _norm(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch.Tensor:
     """Return the levels of `x * weight + bias`, with a weight and a bias for each channel, the second dimension.
 
-    With zero as the first level, what is negative becomes zero, as by a ReLU.
+    If zero is the first level, negative numbers become zero, as by a ReLU.
     """
     weight, bias, out_scale, out_zero_point = others
     found = _fake_norm(x, scale, zero_point, weight, bias)
@@ -215,7 +215,7 @@ def _norm(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch
 
 
 def _ordered(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return images in the order of memory of others, which may be overwritten."""
+    """Return images in the memory order of `like`, which may be overwritten."""
     return value if value.stride() == like.stride() else like.copy_(value)
 
 
@@ -279,22 +279,22 @@ def _fake_dequantize(x: torch.Tensor, *_: Any) -> torch.Tensor:
 
 @dataclass(slots=True)
 class _Packed:
-    """A weight in the processor's own order, in each form that was asked for, as of one version of the plain one."""
+    """A weight in the processor's own order, in each requested form, made from one version of the plain weight."""
 
     version: int
     zeros: torch.Tensor
     forms: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
     calls: dict[object, tuple[torch.Tensor, torch.Tensor | None, tuple[Any, ...]]] = field(default_factory=dict)
-    """Calls that were checked: scales and bias, and all that oneDNN is given beside the input."""
+    """The calls that were checked: their scales and bias, and all that oneDNN is given besides the input."""
 
 
 _packed: MutableMapping[torch.Tensor, _Packed] = WeakIdKeyDictionary()
 
 
 class _Call:
-    """A call of a layer, by all that its checks look at: one that is like an earlier one is not checked again.
+    """A call of a layer, identified by all that its checks look at: a call like an earlier one is not checked again.
 
-    It is made for each forward of each layer, and written for speed.
+    One is made for each forward of each layer, so the class is written for speed.
     """
 
     __slots__ = ("_bias", "_key", "_scales", "_weight")
@@ -303,7 +303,7 @@ class _Call:
         """Note a call of a layer, its weight, scales and bias, on an input; `rest` are its other arguments."""
         self._weight, self._scales, self._bias = weight, scales, bias = layer
         self._key: tuple[object, ...] | None = None
-        """None for a call of which nobody can tell whether it is like another one."""
+        """The properties that the checks look at; None if the call cannot be compared with others."""
         if point[0] is None or weight.is_inference() or scales.is_inference() or scales.requires_grad:
             return
         if bias is not None and (bias.is_inference() or bias.requires_grad):
@@ -320,7 +320,7 @@ class _Call:
 
     @property
     def known(self) -> tuple[Any, ...] | None:
-        """What oneDNN was given beside the input when such a call was checked; None if none was."""
+        """The arguments of oneDNN, besides the input, when a call like this was checked; None if none was."""
         held = None if self._key is None else _packed.get(self._weight)
         if held is None or held.version != self._weight._version:
             return None
@@ -328,7 +328,7 @@ class _Call:
         return found[2] if found is not None and found[0] is self._scales and found[1] is self._bias else None
 
     def keep(self, given: tuple[Any, ...]) -> None:
-        """Note what oneDNN is given, now that it was checked."""
+        """Keep the arguments of oneDNN, now that the call was checked."""
         held = None if self._key is None else _packed.get(self._weight)
         if held is not None:
             if len(held.calls) >= _FORMS:
@@ -338,14 +338,14 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Integers of the outputs and inputs of a layer, and what they stand for."""
+    """The integer weights of a layer, for its outputs and inputs, and the numbers for which they stand."""
 
     weight: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None
 
     def check(self, x: torch.Tensor, *, dimensions: int) -> None:
-        """Check all that oneDNN takes for granted: it goes by sizes, and not by strides."""
+        """Check all that oneDNN takes for granted; it goes by sizes, not by strides."""
         weight = self.weight
         _check_without_gradient(x, weight, self.scales, *(() if self.bias is None else (self.bias,)))
         _check(weight.dtype is torch.int8 and weight.dim() == dimensions, "weights are int8, of the layer's dimensions")
@@ -357,11 +357,11 @@ class _Layer:
 
     @property
     def scales_and_bias(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The layer without its integers; zero points of weights are zero."""
+        """The scales, zero points and bias of the layer; the zero points of weights are zero."""
         return self.scales, self._held().zeros, self.bias
 
     def packed(self, form: tuple[object, ...], pack: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return the integers as the processor wants them, packed once."""
+        """Return the integers in the order of the processor; they are packed once."""
         forms = self._held().forms
         found = forms.get(form)
         if found is None:
@@ -371,7 +371,7 @@ class _Layer:
         return found
 
     def _held(self) -> _Packed:
-        counts = not self.weight.is_inference()  # else nobody counts writes to it, and it is packed for each call
+        counts = not self.weight.is_inference()  # without counts of writes, each call packs it
         held = _packed.get(self.weight) if counts else None
         version = self.weight._version if counts else 0
         if held is None or held.version != version:
@@ -392,11 +392,11 @@ class _Window:
 
     @property
     def options(self) -> tuple[list[int], list[int], list[int], int]:
-        """All four, as torch's operators take them."""
+        """The four options in the form that torch's operators take."""
         return list(self.stride), list(self.padding), list(self.dilation), self.groups
 
     def shape_of_result(self, x: torch.Tensor, weight: torch.Tensor) -> list[Any]:
-        """Return the shape of the result for a batch; raise FxlibError unless there is one."""
+        """Return the shape of the result for a batch; raise FxlibError if there is no result."""
         stride, padding, dilation, groups = self.options
         _check(x.dim() == 4, "a convolution takes 3 dimensions, or a batch of 4")
         _check(len(stride) == len(padding) == len(dilation) == 2, "stride, padding and dilation are two numbers each")
@@ -412,7 +412,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Levels:
-    """An input in integers."""
+    """An input as levels, which are integers."""
 
     values: torch.Tensor
     scale: float
@@ -420,13 +420,13 @@ class _Levels:
 
     @classmethod
     def of(cls, x: torch.Tensor, scale: float | None, zero_point: int) -> _Levels | None:
-        """Return an input as it is, or without a scale by the range of its values; None if they have none."""
+        """Return an input as it is or, without a scale, quantized by the range of its values; None without a range."""
         if scale is not None:
             _check(x.dtype is torch.uint8, "an input of known scale is uint8")
             _check_levels(scale, zero_point)
             return cls(x, scale, zero_point)
         _check(x.dtype is torch.float32, "an input of unknown scale is float32")
-        # aminmax makes a copy of what is not contiguous.
+        # aminmax copies a tensor that is not contiguous.
         least, most = torch.aminmax(x if x.is_contiguous() or x.dim() != 4 else x.permute(0, 2, 3, 1))
         found = max(-float(least), float(most)) / (_MIDDLE - 1)
         if not math.isfinite(found):
@@ -437,7 +437,7 @@ class _Levels:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What becomes of the sums: float32, or uint8 where there is a scale."""
+    """The form of a layer's result: float32, or uint8 if there is a scale."""
 
     scale: float | None
     zero_point: int
@@ -445,16 +445,16 @@ class _Result:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """The dtype of the result."""
         return torch.float32 if self.scale is None else torch.uint8
 
     def without_values(self, shape: Sequence[int], order: torch.memory_format) -> torch.Tensor:
-        """Return the result of an input without a range: NaN, where it can say so. That of no input is empty."""
+        """Return the result for an input without a range: NaN if the dtype has it. For an empty input it is empty."""
         made = torch.empty(list(shape), dtype=self.dtype, device="cpu", memory_format=order)
         return made.fill_(math.nan if self.scale is None else self.zero_point)
 
     def options(self, kind: str) -> tuple[float, int, torch.dtype, str, list[float], str]:
-        """Return it all, as oneDNN's operators take it."""
+        """Return all of this in the form that oneDNN's operators take."""
         scale = 1.0 if self.scale is None else self.scale
         _check_levels(scale, self.zero_point)
         _check(self.activation in ACTIVATIONS[kind], f"activations are {', '.join(sorted(ACTIVATIONS[kind]))}")
@@ -471,7 +471,7 @@ def _check_uint8(*tensors: torch.Tensor) -> None:
 
 
 def _check_devices(*tensors: torch.Tensor | None) -> None:
-    """Check that nothing is asked of a tensor without memory, on whose account torch pretends to compute."""
+    """Check that no tensor without memory is among these: with such a tensor, torch would only pretend to compute."""
     devices = {each.device for each in tensors if each is not None}
     _check(len(devices) == 1, "tensors are on one device")
 
@@ -488,9 +488,9 @@ def _check(holds: bool, problem: str) -> None:
 
 @functools.cache
 def _silence_quint8() -> None:
-    """Let torch warn, unheard, of the dtype's end in a later torch: it does so once.
+    """Let torch give its only warning that a later version drops the dtype; the versions admitted here have it.
 
-    This is no work for an import, since the first operator decides which of the processor's instructions torch uses.
+    It is not done at import, since the first operator decides which of the processor's instructions torch uses.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

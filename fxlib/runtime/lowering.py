@@ -1,9 +1,9 @@
 """Parts of a graph that a backend compiles where the module runs.
 
-The graph itself stays as it is: nodes say in their metadata (`BACKEND`) who is to compute them. Neighbours that name
-the same backend are one part, so that a part never reaches over a call, and whatever order a graph has, its parts do
-what its nodes do, one after another. What runs is another program over the same state, in which one function stands for
-each part. A part that cannot be compiled, or not in time, runs as it is.
+The graph itself stays as it is: nodes name in their metadata (`BACKEND`) the backend that is to compute them.
+Neighbours that name the same backend are one part, so that a part never reaches over a call, and whatever order a graph
+has, its parts do what its nodes do, one after another. Another program over the same state runs in place of the graph,
+in which one function stands for each part. A part that cannot be compiled, or not in time, runs as it is.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ BACKEND: Final = "backend"
 """Key of a node's `meta`: the backend that computes it, with its version, as `openvino==2026.4.1`."""
 
 _SHAPES: Final = 8
-"""A part is compiled for so many kinds of inputs; it runs as it is for others."""
+"""The number of kinds of inputs for which a part is compiled; for others it runs as it is."""
 _COMPILING_S: Final = 900.0
-"""A compiler that takes longer is left to itself."""
+"""Time limit of a compiler, in seconds; one that takes longer is left to itself."""
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def backend_of(node: Node) -> Backend | None:
-    """Return the backend that is to compute a node; None if there is none, or none of that name."""
+    """Return the backend that is to compute a node; None if the node names none, or an unknown one."""
     return BACKENDS.get(str(node.meta.get(BACKEND, "")).partition("==")[0])
 
 
 def parts_of(graph: Graph) -> Iterator[Sequence[Node]]:
-    """Yield the parts of a graph, each as the nodes that stand one after another and name one backend."""
+    """Yield the parts of a graph, each as a list of adjacent nodes that name the same backend."""
     for name, nodes in itertools.groupby(graph.nodes, lambda node: node.meta.get(BACKEND, "")):
         if name:
             yield list(nodes)
 
 
 class LoweredProgram:
-    """What runs in place of one module's graph: made when it is first asked for, and anew for another graph."""
+    """The program that runs in place of one module's graph; it is made on first use, and anew for another graph."""
 
     def __init__(self) -> None:
-        """Make nothing yet."""
+        """Begin without a program."""
         self._made: tuple[Graph, GraphModule | None] | None = None
         self.parts: tuple[Part, ...] = ()
         """The parts of the program, in its order; empty until it is made."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
-        return LoweredProgram()  # of the copied module's state
+        return LoweredProgram()  # the copied module has state of its own, over which its program is made
 
     def of(self, module: GraphModule) -> GraphModule | None:
         """Return the program over the state of a module in which functions stand for parts; None if it has no parts."""
@@ -71,12 +71,12 @@ class LoweredProgram:
         return self._made[1]
 
     def forget(self) -> None:
-        """Look again: the graph was edited."""
+        """Forget the program, since the graph was edited."""
         self._made = None
 
 
 def inputs_and_results(part: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """Return the values that a part takes from before it, and those that are used behind it."""
+    """Return the values that a part takes from nodes before it, and those of its values that are used after it."""
     own = set(part)
     taken = dict.fromkeys(value for node in part for value in node.all_input_nodes if value not in own)
     used = [node for node in part if not own.issuperset(node.users)]
@@ -101,7 +101,7 @@ def _lowered(module: GraphModule) -> tuple[GraphModule | None, tuple[Part, ...]]
 
 
 def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[Node, Node]) -> Part:
-    """Put one call, and a node for each of its results, in the place of a part."""
+    """Replace a part by one call and a node for each of its results."""
     taken, used = inputs_and_results(part)
     body, values = Graph(), dict[Node, Node]()
     for each in taken:
@@ -112,7 +112,7 @@ def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[
     made = Part(over(module, body), part)
     function = _function(made, f"part_{len(copied)}")
     call = graph.call_function(function, tuple(copied[each] for each in taken))
-    # Where a part fails, calls that stand before its last node in program order are waited for first.
+    # If a part fails, calls that stand before its last node in program order are waited for first.
     call.meta["order"] = max(node.meta.get("order", 0) for node in part)
     for index, node in enumerate(used):
         copied[node] = found = graph.call_function(getitem, (call, index))
@@ -121,7 +121,7 @@ def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[
 
 
 def over(module: GraphModule, graph: Graph) -> GraphModule:
-    """Return a module that runs a graph over the state of another one, which it shares as it is and as it becomes."""
+    """Return a module that runs a graph over another module's state, which the two share now and later."""
     made = GraphModule(nn.Module(), Graph(), type(module).__name__)
     for table in _TABLES:
         made.__dict__[table] = module.__dict__[table]
@@ -139,22 +139,22 @@ def _function(part: Part, name: str) -> Callable[..., Any]:
 
 
 class Part:
-    """One part: computed by what the backend has made of it for inputs of this kind, else node by node.
+    """One part of a graph: compiled code of the backend computes it for inputs of this kind, or else its nodes do.
 
     Attributes:
         first: the name of its first node.
         nodes: the number of its nodes.
         name: the backend with its version.
-        compile_s: the seconds that compiling has taken so far.
-        problem: why it runs as it is, where it does; else empty.
-        limit_s: the seconds that compiling may take; a compiler that hangs stays behind in a thread of its own. Without
-            a limit (`math.inf`), it runs in the caller's thread.
-        watch: a function that is told, the next time that what was compiled is to run: of that, of the module that
-            computes the part as it is, and of the values that it is called with.
+        compile_s: the time that compiling has taken so far, in seconds.
+        problem: why the part runs as it is; empty if it does not.
+        limit_s: the time that compiling may take, in seconds; a compiler that hangs stays behind in a thread of its
+            own. Without a limit (`math.inf`), it runs in the caller's thread.
+        watch: a function that is called the next time that compiled code is to run, with that code, the module that
+            computes the part as it is, and the values of the call.
     """
 
     def __init__(self, module: GraphModule, nodes: Sequence[Node]) -> None:
-        """Take a module that computes the part, and the nodes of the graph that it stands for."""
+        """Take a module that computes the part, and the nodes of the graph for which the part stands."""
         self._module = module
         self.first, self.nodes, self.name = nodes[0].name, len(nodes), str(nodes[0].meta[BACKEND])
         self.compile_s, self.problem, self.limit_s = 0.0, "", _COMPILING_S
@@ -166,11 +166,11 @@ class Part:
             self._give_up(f"the graph was measured with {self.name}, and {here}")
 
     def leave(self, why: str = "") -> None:
-        """Run as it is from now on; `why` says what the problem is, if there is one."""
+        """Run the part as it is from now on; `why` says what the problem is, if there is one."""
         self._backend, self.problem = None, why or self.problem
 
     def __call__(self, values: tuple[Any, ...]) -> Any:
-        """Compute its results, compiled if that is possible."""
+        """Return the part's results, computed by compiled code if that is possible."""
         backend = self._backend
         if backend is None or (backend.keeps_weights and torch.is_grad_enabled()):
             return self._module.forward(*values)
@@ -189,19 +189,19 @@ class Part:
             watch(compiled, self._module, values)
         try:
             return compiled(*values)
-        except Exception as error:  # noqa: BLE001 - the program's own errors are raised by the part as it is
+        except Exception as error:  # noqa: BLE001 - the part as it is raises the program's own errors
             results = self._module.forward(*values)
             self._give_up(f"{self.name} failed: {type(error).__name__}: {str(error)[:500]}")
             return results
 
     def _compile(self, backend: Backend, values: tuple[Any, ...], results: Any) -> Callable[..., Any] | None:
-        """Return what computes the part; None, once with a warning, where it has no such thing, or a wrong one."""
-        # A module of its own for each kind, since TorchDynamo counts what it compiles of one piece of code.
+        """Return the compiled code of the part; None, with one warning, if the backend makes none, or wrong code."""
+        # Each kind has a module of its own, since TorchDynamo counts how often it compiles one piece of code.
         part = over(self._module, copy.deepcopy(self._module.graph))
         start = time.perf_counter()
         try:
             compiled, found = _within(self.limit_s, lambda: _made_by(backend, part, values))
-        except Exception as error:  # noqa: BLE001 - whatever a compiler stumbles over
+        except Exception as error:  # noqa: BLE001 - a compiler may raise anything
             self._give_up(f"{self.name} could not compile it: {type(error).__name__}: {str(error)[:500]}")
             return None
         finally:
@@ -222,16 +222,16 @@ class Part:
 
 
 def _made_by(backend: Backend, part: nn.Module, values: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
-    """Return what a backend makes of a part, and what this returns for the values."""
+    """Return the code that a backend makes of a part, and the results of that code for the values."""
     compiled = backend.compile(part, values)
     return compiled, compiled(*values)
 
 
 def _within(limit_s: float, make: Callable[[], T]) -> T:
-    """Return what a function makes in another thread, under the modes of this one.
+    """Return the result of a function that runs in another thread, under the modes of this one.
 
     Raises:
-        TimeoutError: it takes longer; the thread stays, and goes with the process.
+        TimeoutError: the function takes longer; its thread stays, and ends with the process.
         Exception: whatever the function raises.
     """
     if not math.isfinite(limit_s):
@@ -254,7 +254,7 @@ def _within(limit_s: float, make: Callable[[], T]) -> T:
 
 
 def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return what a part is compiled for; None for inputs for which none is."""
+    """Return the kind of inputs for which a part is compiled; None for inputs for which no part is."""
     kinds: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()]
     for each in values:
         if type(each) in (torch.Tensor, nn.Parameter):
@@ -267,7 +267,7 @@ def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
 
 
 def _difference(found: Any, results: Any) -> str:
-    """Return what is wrong with the form of results; empty if nothing is."""
+    """Return what is wrong with the form of the results; empty if nothing is."""
     if not pytree.tree_all(lambda each: isinstance(each, torch.Tensor), results):
         return "results that are no tensors"
     if not isinstance(found, (tuple, list)) or len(found) != len(results):

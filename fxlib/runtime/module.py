@@ -52,16 +52,16 @@ class CapturedModule(GraphModule):
     """A model as a graph in which every remote call is one node, and a drop-in for the model itself.
 
     It has the submodules, parameters and buffers of `root` (the same objects, under the same `state_dict` keys), its
-    hooks and its training flag; what else is asked of it, `original` answers. Where the `Conditions` of the
-    capture do not hold, `original`'s own forward runs. Without an `original`, as in a trial, the graph always runs.
+    hooks and its training flag; `original` answers for all other attributes. If the `Conditions` of the capture do not
+    hold, `original`'s own forward runs. Without an `original`, as in a trial, the graph always runs.
 
     Args:
         root: the model that was traced, another CapturedModule, or a mapping from the graph's targets to objects.
         graph: the graph to run. A graph belongs to one module: copy one that has an owner.
-        original: the user's model; by default that of `root`, where this is a CapturedModule.
-        facts: what of Python's state the original's forward has read; by default nothing is known of that.
-        asked: what it has asked of torch; by default nothing.
-        entries: what the containers hold from which the graph took objects, of a graph that was just captured.
+        original: the user's model; by default that of `root`, if this is a CapturedModule.
+        facts: the Python state that the original's forward has read; by default nothing is known about that.
+        asked: what the forward has asked of torch; by default nothing.
+        entries: entries of the containers from which the graph took objects, for a graph that was just captured.
         class_name: the name in listings; by default that of the user's model.
     """
 
@@ -105,10 +105,10 @@ class CapturedModule(GraphModule):
         state.weight_assumptions.read(self, graph)
         if original is not None:
             state.mirror = Mirror(original)
-        # Not through `__setattr__`, which looks for modules among the values.
+        # This avoids `__setattr__`, which looks for modules among the values.
         self.__dict__["_fxlib"] = state
         if original is not None:
-            del self.__dict__["_is_full_backward_hook"]  # what the original says holds for the hooks of both
+            del self.__dict__["_is_full_backward_hook"]  # the original's flag holds for the hooks of both
 
     _fxlib: ModuleState
     _program: _Program
@@ -118,14 +118,14 @@ class CapturedModule(GraphModule):
         return CapturedModule(self, graph, class_name=type(self).__name__)
 
     def computed_from(self, marks: Mapping[str, Mark]) -> None:
-        """Take what the graph holds for computed from the weights as they were when `marks` were noted of them."""
+        """Declare that the graph's values were computed from the weights as they were when `marks` were noted."""
         self._fxlib.weight_assumptions.since(marks)
 
     def keep_original(self) -> None:
         """Have the original itself run from now on, which spares each step the checks of a graph that gains nothing.
 
-        That is so until the graph is edited. A graph that was rewritten stays what it is, and so does one that tracks
-        gradients of remote results for `fxlib.push_gradients`.
+        It runs until the graph is edited. This changes nothing for a graph that was rewritten, or that tracks gradients
+        of remote results for `fxlib.push_gradients`.
         """
         state, code = self._fxlib, self._program.generated.__code__
         if state.original is not None and state.captured_code is code and not self._program.tracks:
@@ -136,7 +136,7 @@ class CapturedModule(GraphModule):
         """Generate the forward anew, after the graph was edited.
 
         Raises:
-            CaptureError: a name makes the code mean something else, or nothing.
+            CaptureError: a name gives the code another meaning, or none.
         """
         try:
             code = super().recompile()
@@ -165,7 +165,7 @@ class CapturedModule(GraphModule):
             shares_nodes=tracks and not returns_tracked and next(own_code.running_own_code(self), None) is None,
         )
         cls.forward = _guard(cls._program)
-        # GraphModule's own `__call__` prints failures of generated code and cuts their tracebacks off.
+        # GraphModule's own `__call__` prints failures of generated code and cuts off their tracebacks.
         del cls.__call__
         if (state := self.__dict__.get("_fxlib")) is not None:
             state.constants = constants_of(self.graph)
@@ -178,7 +178,7 @@ class CapturedModule(GraphModule):
     @override
     def __getattr__(self, name: str) -> Any:
         own = self.__dict__
-        for table in _TABLES:  # sooner than through torch's own, which the generated code asks for each attribute
+        for table in _TABLES:  # faster than torch's own lookup, as generated code asks for each attribute
             if table in own and name in own[table]:
                 return own[table][name]
         try:
@@ -213,7 +213,7 @@ class CapturedModule(GraphModule):
     @override
     def __setattr__(self, name: str, value: Any) -> None:
         state = self.__dict__.get("_fxlib")
-        # A copy that a pass works on has the state of the module that it was made from.
+        # A copy on which a pass works has the state of the module from which it was made.
         if state is None or state.mirror is None or state.conditions.module is not self:
             super().__setattr__(name, value)
             return
@@ -262,7 +262,7 @@ class CapturedModule(GraphModule):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield as any module does, and leave out each `RemoteModule`, which has no modules here and would raise."""
+        """Yield modules as any module does, but leave out each `RemoteModule`, which has none here and would raise."""
         if next(remote_modules(self), None) is None:
             yield from super().named_modules(memo, prefix, remove_duplicate)
             return
@@ -302,17 +302,17 @@ class CapturedModule(GraphModule):
     def _guard_failure_as_variant(
         self, main: CapturedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
     ) -> GuardFailure | None:
-        """Return why this graph, a variant of `main`'s, may not run for a call of that; None if it may."""
+        """Return why this graph, a variant of `main`'s, may not run for a call of `main`; None if it may."""
         if self._fxlib.conditions.grad_enabled is not grad_enabled and not self._fxlib.weight_assumptions.on_weights:
-            return GuardFailure("grad mode is another one than at capture")  # the most common, and the cheapest to see
-        # Of the root, each has tables and a flag of its own; all modules below are the same objects.
+            return GuardFailure("grad mode is another one than at capture")  # the most common, and cheapest to check
+        # Each has tables and a flag of its own for the root; all modules below are the same objects.
         self.__dict__["training"] = main.training
         self._follow()
         lend_state(main, self)
         return self._guard_failure(args, kwargs, grad_enabled=grad_enabled)
 
     def _run_after(self, ahead: Ahead, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool) -> Any:
-        """Run the graph with the results of calls that were made ahead of it, where there are such."""
+        """Run the graph with the results of calls that were made ahead of it, if there are any."""
         if torch.compiler.is_dynamo_compiling() or is_compiled():
             return self._run(args, kwargs, grad_enabled=grad_enabled)
         generated = ahead.over(self, self._generated(self._what_runs()[1]), args, kwargs)
@@ -329,12 +329,12 @@ class CapturedModule(GraphModule):
         grad_enabled: bool,
         generated: Callable[..., Any] | None = None,
     ) -> Any:
-        """Run the graph; what is raised is what the blocking program would have raised.
+        """Run the graph; an error is the one that the blocking program would have raised.
 
         Args:
-            args: of the forward.
-            kwargs: of the forward.
-            grad_enabled: grad mode of the caller.
+            args: positional arguments of the forward.
+            kwargs: keyword arguments of the forward.
+            grad_enabled: the grad mode of the caller.
             generated: the generated forward over other globals; None is the forward itself.
         """
         state = self._fxlib
@@ -349,7 +349,7 @@ class CapturedModule(GraphModule):
         if recording is not None:
             run = recording.instrument(self if plain is self else program, generated)  # checks have no times
         elif not followed:
-            watched = () if state.original is None else state.conditions.unhooked  # they were just checked
+            watched = () if state.original is None else state.conditions.unhooked  # these were just checked
             stands = state.submodule_cache.of(self, self._graph, watched)
         outer = THREAD.forward
         forward = ForwardContext(grad_enabled=grad_enabled, shares_nodes=self._program.shares_nodes)
@@ -358,7 +358,7 @@ class CapturedModule(GraphModule):
         try:
             call = functools.partial(run, stands, *args, **kwargs)
             result = own_code.run(self, (plain, program), generated.__code__, call, forward)
-            if forward.refused:  # a call that could not be issued, and that nobody waited for
+            if forward.refused:  # a call could not be issued, and nobody waited for it
                 raise forward.refused[0]
         except BaseException as error:
             earlier = failure.first_error(program, generated.__code__, error)
@@ -379,9 +379,9 @@ class CapturedModule(GraphModule):
         return result
 
     def _what_runs(self) -> tuple[GraphModule, GraphModule]:
-        """Return what runs in place of the graph: with compiled parts, and that with checks of the program's own code.
+        """Return the program with compiled parts that runs in place of the graph, and the same with checks of own code.
 
-        The two are one where there is nothing to check.
+        The two are the same if there is nothing to check.
         """
         state = self._fxlib
         lowered = state.lowered.of(self)
@@ -410,7 +410,7 @@ _TABLES = ("_parameters", "_modules", "_buffers")
 
 
 def outdated(module: nn.Module) -> str:
-    """Return what has become of the weights that values in a module's graph were computed from; empty if nothing."""
+    """Return what has become of the weights from which a graph's values were computed; empty if nothing has."""
     if not isinstance(module, CapturedModule):
         return ""
     module._follow()
@@ -419,7 +419,7 @@ def outdated(module: nn.Module) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What `recompile` made of a graph: the generated forward, and what has to be known of it to run it."""
+    """The result of `recompile`: the generated forward of a graph, and the properties that are needed to run it."""
 
     generated: Callable[..., Any]
     expected: Expected
@@ -427,13 +427,13 @@ class _Program:
     reordered: bool
     """Whether nodes stand in another order than that of the program as captured."""
     reorders_backward: bool
-    """Whether that is so of nodes that backward runs through, and not of calls alone."""
+    """Whether nodes through which backward runs stand in another order, and not just calls."""
     tracks: bool
     """Whether gradients of remote results are tracked."""
     returns_tracked: bool
-    """Whether the caller gets remote results whose gradients are tracked, and may ask these for theirs."""
+    """Whether the caller gets remote results whose gradients are tracked, and may ask them for their gradients."""
     shares_nodes: bool
-    """Whether remote results may share a node of autograd: only torch and this library see what is tracked."""
+    """Whether remote results may share a node of autograd: only torch and this library see the tracked tensors."""
 
 
 def _is_in_backward(node: Node) -> bool:
@@ -474,13 +474,13 @@ def _guard(program: _Program) -> Callable[..., Any]:
         return _run_original(self, state.original, runs.reason, args, kwargs)
 
     made: Any = forward
-    break_at(made)  # what dynamo compiles begins in the generated code
+    break_at(made)  # dynamo starts to compile in the generated code
     skip(made.__code__, inner=False)
     return made
 
 
 def _is_plain(state: ModuleState) -> bool:
-    """Return whether nobody asks for a graph: no variant, pipeline, recording or compiler."""
+    """Return whether nothing needs a graph: no variant, pipeline, recording or compiler."""
     alone = state.ahead is None and state.graphs.alone and current_recording() is None
     return alone and not is_compiled()
 
@@ -488,7 +488,7 @@ def _is_plain(state: ModuleState) -> bool:
 def _check_alone(
     self: CapturedModule, guarded: GuardedCodeGen | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Say what a graph without an original is not for: inputs are refused, and of weights it is warned."""
+    """Check inputs and weights of a graph without an original: unfit inputs are refused, changed weights warned of."""
     state, name = self._fxlib, type(self).__name__
     if guarded is not None and (misfit := guarded.misfit(args, kwargs)):
         raise CaptureError(misfit, where=name, hint="The graph was exported for other inputs.")
@@ -501,11 +501,11 @@ def _run_original(
 ) -> Any:
     if original.training is not module.training:
         original.training = module.training
-    if not module._program.tracks and holds_the_same(module, original):  # as mostly
+    if not module._program.tracks and holds_the_same(module, original):  # this is the usual case
         try:
             return original.forward(*args, **kwargs)
         finally:
-            module._follow()  # if the forward has replaced something
+            module._follow()  # the forward may have replaced something
     with lent(module, original):
         if not (module._program.tracks and torch.is_grad_enabled()):
             return original.forward(*args, **kwargs)
@@ -514,7 +514,7 @@ def _run_original(
 
 
 def _shadowed(graph: Graph, code: str) -> str:
-    """Return the name of an argument that hides what the generated `code` of a graph uses; empty if none does.
+    """Return the name of an argument that hides a global which a graph's generated `code` uses; empty if none does.
 
     torch.fx gives the nodes of arguments such as `inf` or `slice` other names, and keeps the arguments' own in the
     signature, where they hide what the code means by them: `x.clamp(max=float("inf"))` is `x.clamp(max = inf)` there.
@@ -531,13 +531,13 @@ def _shadowed(graph: Graph, code: str) -> str:
 
 
 def _may_be_used(name: str, code: str) -> bool:
-    """Whether a name stands in code beside where it is taken in, as far as the text tells, without parsing it all."""
+    """Return whether code uses a name besides taking it in, as far as the text tells without a complete parse."""
     alone, taken_in = re.compile(rf"(?<![\w.]){name}(?!\w)"), re.compile(rf"\s*(def .*|\w+ = {name})")
     return any(alone.search(line) and not taken_in.fullmatch(line) for line in code.splitlines() if name in line)
 
 
 def _is_entry(statement: ast.stmt) -> bool:
-    """Return whether a statement only takes arguments in: `inf_1 = inf`, or takes nested ones apart."""
+    """Return whether a statement only takes arguments in, as `inf_1 = inf`, or by unpacking nested ones."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     flattens = isinstance(value, ast.Call) and ast.unparse(value.func) == "fx_pytree.tree_flatten_spec"
     values = value.elts if isinstance(value, ast.Tuple) else [value]

@@ -1,6 +1,6 @@
-"""What a captured module keeps besides its graph and its weights, and the checks of whether the graph may run.
+"""The state that a captured module keeps besides its graph and weights, and the checks of whether the graph may run.
 
-Parts that are replaced on the module or on the original, which have their state in common, reach the other one.
+The module and the original have their state in common: a part that is replaced on one of them is replaced on the other.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _HOOKS = (
     "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
 Expected: TypeAlias = Sequence[Parameter] | GuardedCodeGen
-"""The parameters of a forward, or the guards on what it is given."""
+"""The parameters of a forward, or the guards on its arguments."""
 
 
 class FunctionModel(nn.Module):
-    """A captured function in the place of the original model."""
+    """A captured function that stands in for an original model."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class FunctionModel(nn.Module):
 class Mirror:
     """The root of an original, as a captured module last saw it.
 
-    Modules below the root are the same objects for both. Of the root itself each has tables of its own, because a
+    Modules below the root are the same objects for both. For the root itself, each has tables of its own, because a
     rewritten graph may need state that the original must not be given.
     """
 
@@ -62,17 +62,17 @@ class Mirror:
         self._original = original
         self._seen: dict[str, dict[str, Any]] = {}
         self._tables: list[dict[str, Any]] = []
-        """The tables of the original's root when they were looked at last."""
+        """The tables of the original's root when the module last saw them."""
         self._versions: list[int] = []
-        """Their versions then: each write to a dict replaces its version."""
+        """The versions of the tables at that time; each write to a dict replaces its version."""
         self.note()
 
     def follow(self, module: nn.Module, constants: Iterable[str]) -> None:
-        """Take over the parameters, buffers, modules and `constants` that were replaced on the original since."""
+        """Take over the parameters, buffers, modules and `constants` that have been replaced on the original since."""
         held = self._original.__dict__
         tables = [held["_parameters"], held["_buffers"], held["_modules"]]
         versions = list(map(dict_version, tables))
-        if versions != self._versions or not all(map(is_, tables, self._tables)):  # as hardly ever
+        if versions != self._versions or not all(map(is_, tables, self._tables)):  # this is rare
             self._take_over(module, tables)
             self._tables, self._versions = tables, versions
         own = module.__dict__
@@ -93,7 +93,7 @@ class Mirror:
         self.note()
 
     def note(self) -> None:
-        """Take all that the original holds for seen."""
+        """Note the original's present tables as seen."""
         self._tables = [self._original.__dict__[table] for table in _TABLES]
         self._versions = list(map(dict_version, self._tables))
         self._seen = {table: dict(now) for table, now in zip(_TABLES, self._tables, strict=True)}
@@ -107,7 +107,7 @@ class Mirror:
 
 
 def constants_of(graph: Graph) -> tuple[str, ...]:
-    """Return the names of the root's attributes that a graph reads, or holds values computed from."""
+    """Return the names of the root's attributes that a graph reads, or from which it holds computed values."""
     names = {name for node in graph.nodes if node.op == "get_attr" for name in (str(node.target), *sources_of(node))}
     return tuple(name for name in names if "." not in name)
 
@@ -123,7 +123,7 @@ def share_state(root: nn.Module, module: nn.Module, constants: Iterable[str]) ->
         module.__dict__.update(plain)
     module.__dict__.update({name: root.__dict__[name] for name in constants if name in root.__dict__})
     module._non_persistent_buffers_set = set(root._non_persistent_buffers_set)
-    module.__dict__.update({name: root.__dict__[name] for name in _HOOKS})  # one table: hooks added later run for both
+    module.__dict__.update({name: root.__dict__[name] for name in _HOOKS})  # shared: hooks added later run for both
     module._is_full_backward_hook = root._is_full_backward_hook
 
 
@@ -135,7 +135,7 @@ def lend_state(source: nn.Module, target: nn.Module) -> None:
 
 
 def holds_the_same(source: nn.Module, target: nn.Module) -> bool:
-    """Return whether `target` has what `source` would lend it."""
+    """Return whether `target` already has the state that `source` would lend it."""
     for table in ("_parameters", "_buffers"):
         own, theirs = target.__dict__[table], source.__dict__[table]
         if own and not all(map(is_, own.values(), map(theirs.get, own, own.values()))):
@@ -145,7 +145,7 @@ def holds_the_same(source: nn.Module, target: nn.Module) -> bool:
 
 @contextmanager
 def lent(source: nn.Module, target: nn.Module) -> Iterator[None]:
-    """Let `target` have what `source` holds during the block; what the block replaces on it, both have afterwards."""
+    """Let `target` have the state of `source` during the block; both keep what the block replaces on `target`."""
     before = {table: dict(target.__dict__[table]) for table in ("_parameters", "_buffers")}
     lend_state(source, target)
     given = {table: dict(target.__dict__[table]) for table in before}
@@ -163,7 +163,7 @@ def lent(source: nn.Module, target: nn.Module) -> Iterator[None]:
 
 @dataclass(slots=True)
 class ModuleState:
-    """Everything that a captured module keeps, in its attribute `_fxlib`: a model has no attribute of that name.
+    """Everything that a captured module keeps in its attribute `_fxlib`; models have no attribute of that name.
 
     The methods answer in words; an empty string means that nothing is wrong.
     """
@@ -182,38 +182,38 @@ class ModuleState:
     graphs: GraphSet[Any] = field(default_factory=GraphSet)
     """The graphs for calls that this one does not fit, and how often each ran."""
     submodule_cache: SubmoduleCache = field(default_factory=SubmoduleCache)
-    """The object that the generated code is given in place of the module."""
+    """The object that the generated code gets in place of the module."""
     lowered: LoweredProgram = field(default_factory=LoweredProgram)
-    """What runs in place of a graph that has parts for a backend to compile."""
+    """The program that runs in place of a graph with parts that a backend compiles."""
     checked: CheckedProgram = field(default_factory=CheckedProgram)
-    """What runs in place of a graph that runs code of the program's own."""
+    """The program that runs in place of a graph that runs code of the program's own."""
     changed_in_step: str = ""
-    """What such code has changed in mid-step of what the forward reads, in words; empty if it never has."""
+    """The state that such code has changed in mid-step though the forward reads it, in words; empty if it never has."""
     writes_out: bool = False
-    """Whether the forward prints or logs, which the graph does not, as far as the capture knows."""
+    """Whether the forward prints or logs, as far as the capture knows; the graph does not."""
     captured_with: Any = None
-    """The options of the capture; None where the graph was received, or made in another way."""
+    """The options of the capture; None if the graph was received, or made in another way."""
     captured_code: CodeType | None = None
-    """The code of the graph as it was captured; None where the graph was made in another way."""
+    """The code of the graph as it was captured; None if the graph was made in another way."""
     kept_code: CodeType | None = None
-    """The code of the graph in whose place the original runs, as nothing was adopted; None where graphs run."""
+    """The code of the graph in whose place the original runs, since nothing was adopted; None if graphs run."""
     ahead: Ahead | None = None
-    """The calls that `fxlib.pipeline` has made ahead of forwards to come; None where there never was any."""
+    """The calls that `fxlib.pipeline` has made ahead of later forwards; None if there never were any."""
     told: bool = False
-    """Whether the user was warned that the original runs."""
+    """Whether the user has been warned that the original runs."""
 
     def broken(self, *, grad_enabled: bool) -> str:
-        """Return whether a condition of the capture does not hold any more."""
+        """Return which condition of the capture does not hold any more; empty if all hold."""
         if self.changed_in_step:
             return self.changed_in_step
         conditions = self.conditions
         if self.weight_assumptions.on_weights and not grad_enabled and not conditions.asks_grad_mode:
-            # Made for inference: it needs no gradients, whatever was recorded at capture.
+            # The graph was made for inference: it needs no gradients, whatever was recorded at capture.
             return conditions.broken(grad_enabled=conditions.grad_enabled)
         return conditions.broken(grad_enabled=grad_enabled)
 
     def stale(self, module: nn.Module, *, grad_enabled: bool) -> str:
-        """Return whether the weights are not those that the graph's constants were computed from."""
+        """Return what has become of the weights behind the graph's constants; empty if nothing has."""
         assumed = self.weight_assumptions
         return assumed.broken(module, grad_enabled=grad_enabled) if assumed.on_weights else ""
 
@@ -222,20 +222,20 @@ class ModuleState:
         self.warn_once(f"the original forward of {name} runs, not the captured one: {reason}")
 
     def warn_once(self, text: str) -> None:
-        """Warn the user unless it was done before."""
+        """Warn the user, unless that has happened before."""
         if not self.told:
             self.told = True
             warnings.warn(text, FxlibWarning, stacklevel=4)
 
     def _misfit_of_export(self, expected: GuardedCodeGen, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return whether an argument has got an attribute for which an exported forward asked."""
+        """Return which argument has got an attribute for which an exported forward asked; empty if none has."""
         python = self.conditions.python
         if not python.arguments:
             return ""
         return python.misfit({**dict(zip(expected.pytree_info.orig_args, args, strict=False)), **kwargs})
 
     def misfit(self, expected: Expected, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return whether the graph is not for one of the arguments."""
+        """Return for which argument the graph is not made; empty if it is made for all."""
         if refused := self.conditions.refuses(args, kwargs):
             return refused
         if isinstance(expected, GuardedCodeGen):

@@ -1,11 +1,11 @@
-"""Code of the program's own that a graph runs in mid-step, and what it changes there of what the forward reads.
+"""Code of the program's own that a graph runs in mid-step, and its changes of state that the forward reads.
 
-A function or a module that is kept whole, and a method of an object that a server returned, may do anything. Behind
-each, the conditions of the capture are checked once more. Where one is broken, the program is captured again with the
-changes made where that code made them; the new graph has the same nodes up to there, and goes on behind them with the
-values that they have. So nothing runs twice: no call, no such code, no draw of random numbers.
+A function or a module that is kept whole, and a method of an object that a server returned, may do anything. After
+each of them, the conditions of the capture are checked once more. If one is broken, the program is captured again with
+the changes made where that code made them; the new graph has the same nodes up to that point, and goes on from there
+with the values that they have. So nothing runs twice: no call, no such code, no draw of random numbers.
 
-What checks is a copy of the graph with a node behind each piece of such code. Graphs without such code have none.
+The checks are nodes in a copy of the graph, one after each piece of such code. Graphs without such code have none.
 """
 
 from __future__ import annotations
@@ -47,38 +47,38 @@ _HANDING_ON = frozenset({"_operator", "builtins", __name__.rpartition(".")[0] + 
 
 @outside_of_dynamo
 def check_own_code(name: str, _: Any) -> None:
-    """Check what the graph takes for granted, behind a node that has run code of the program's own.
+    """Check what the graph takes for granted, after a node that has run code of the program's own.
 
     Raises:
-        WentOn: it holds no more, and another graph went on from here.
+        WentOn: it holds no longer, and another graph went on from here.
     """
     forward = current_forward()
     if forward is None or forward.check is None:
         return
-    # Values that no node takes any more are kept by the arguments of the last check.
+    # The arguments of the last check keep the values that no later node takes.
     went_on = forward.check(name, functools.partial(getattr, sys._getframe(1), "f_locals"))
     if went_on is not None:
         raise went_on
 
 
 class CheckedProgram:
-    """What runs in place of one module's graph that runs code of the program's own: made when it is first asked for."""
+    """The program with checks, in place of a module's graph that runs code of the program's own; made on first use."""
 
     def __init__(self) -> None:
-        """Make nothing yet."""
+        """Begin without a program."""
         self._made: tuple[Graph, GraphModule | None] | None = None
         self._read: dict[str, Sequence[tuple[str, str]]] = {}
         self.objects = False
         """Whether a server has returned objects of the program's own classes, whose methods may run anywhere."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CheckedProgram:
-        return CheckedProgram()  # of the copied module's state
+        return CheckedProgram()  # the copied module has state of its own, over which its program is made
 
     def of(self, program: GraphModule, *, keeps_values: bool) -> GraphModule | None:
         """Return the program with its checks; None if it runs no code of the program's own.
 
         Args:
-            program: the module, or what runs in its place.
+            program: the module, or the program that runs in its place.
             keeps_values: whether all values are kept up to the last check.
         """
         if self._made is None or self._made[0] is not program._graph:
@@ -87,12 +87,12 @@ class CheckedProgram:
         return self._made[1]
 
     def replaced(self, program: GraphModule, name: str, values: Callable[[], Mapping[str, Any]]) -> str:
-        """Return which attribute is not any more what the graph has read of it and uses behind a node; empty if none.
+        """Return which attribute has been replaced that the graph has read and uses after a node; empty if none has.
 
         Args:
             program: the module.
-            name: of the node.
-            values: returns those of the nodes so far, by name.
+            name: the name of the node.
+            values: a function that returns the values of the nodes so far, by name.
         """
         if name not in self._read:
             self._read[name] = list(_read_before(program, name))
@@ -105,11 +105,11 @@ class CheckedProgram:
         return ""
 
     def expect_objects(self) -> None:
-        """Check behind all that uses remote results, from the next forward on."""
+        """Check after every use of remote results, from the next forward on."""
         self.objects, self._made = True, None
 
     def forget(self) -> None:
-        """Look again: the graph was edited."""
+        """Forget the program, since the graph was edited."""
         self._made = None
 
 
@@ -131,7 +131,7 @@ def _checked(program: GraphModule, *, objects: bool, keeps_values: bool) -> Grap
 
 
 def _read_before(program: GraphModule, name: str) -> Iterator[tuple[str, str]]:
-    """Yield name and path of each attribute that is read before a node and used behind it."""
+    """Yield name and path of each attribute that is read before a node and used after it."""
     places = {node: index for index, node in enumerate(program.graph.nodes)}
     last = next(index for node, index in places.items() if node.name == name)
     for node in program.graph.find_nodes(op="get_attr"):
@@ -143,7 +143,7 @@ def running_own_code(program: GraphModule, *, objects: bool = False) -> Iterator
     """Yield the nodes of a program that run code of the program's own, which may change anything.
 
     Args:
-        program: a captured module, or what runs in its place.
+        program: a captured module, or the program that runs in its place.
         objects: whether remote results may be objects of the program's own classes.
     """
     may_be_objects = set[Node]()
@@ -156,9 +156,9 @@ def running_own_code(program: GraphModule, *, objects: bool = False) -> Iterator
 
 
 def is_closed_graph(captured: Any) -> bool:
-    """Whether a forward that was just captured does nothing that its graph does not, and that may change anything.
+    """Return whether a forward, as just captured, does nothing besides its graph that might change anything.
 
-    So it is as long as the facts hold that its capture has found: it may decide by nothing besides.
+    This is so while the facts hold that the capture has found: the forward may decide by nothing else.
     """
     state = captured._fxlib
     if state.writes_out or not state.conditions.are_facts_alone or _has_hooks(state.original):
@@ -171,7 +171,7 @@ def _runs_own_code(node: Node, program: GraphModule) -> bool:
     if node.op == "call_module":
         called = submodule(program, str(node.target))
         return not is_closed(called) and any(_has_own_code(each) for _, each in local_modules(called))
-    if node.op == "call_method":  # of an argument that is no tensor
+    if node.op == "call_method":  # the method of an argument that is no tensor
         given = node.args[0]
         return isinstance(given, Node) and given.op == "placeholder" and not hasattr(torch.Tensor, str(node.target))
     return node.op == "call_function" and not is_harmless(node.target)
@@ -183,12 +183,12 @@ def _has_own_code(module: nn.Module) -> bool:
     if _has_hooks(module) or not kind.startswith("torch."):
         return True
     if isinstance(module, DistributedDataParallel):
-        return not is_ordinary(module)  # as where it has a hook for its buffers
+        return not is_ordinary(module)  # it may have a hook for its buffers
     return kind.startswith("torch.nn.modules.") and not all(map(is_torchs_value, vars(module).values()))
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Return whether hooks run around the forward of a module, its own or those of all modules."""
+    """Return whether hooks run around the forward of a module, either its own or those of all modules."""
     of_all = torchs._global_forward_hooks or torchs._global_forward_pre_hooks
     return bool(module._forward_hooks or module._forward_pre_hooks or of_all)
 
@@ -216,13 +216,13 @@ def run(
     call: Callable[[], Any],
     forward: ForwardContext,
 ) -> Any:
-    """Run generated code, and what goes on where it stops; return what the forward returns.
+    """Run generated code, and go on with another graph where it stops; return the result of the forward.
 
     Args:
         module: the captured module.
-        programs: what runs without checks, and what runs.
+        programs: the program without checks, and the program that runs.
         code: the code that was generated from the latter.
-        call: runs that.
+        call: a function that runs this code.
         forward: the forward.
 
     Raises:
@@ -247,10 +247,10 @@ def run(
 
 
 def _begin(module: Any, plain: GraphModule, forward: ForwardContext) -> None:
-    """Have a forward check what the graph takes for granted, behind each piece of code of the program's own."""
+    """Have a forward check what the graph takes for granted, after each piece of code of the program's own."""
     original = module._fxlib.original
     if original is not None and original.training is not module.training:
-        original.training = module.training  # which such code may change
+        original.training = module.training  # such code may change this flag
     forward.check = functools.partial(_check, _Step([module]), plain)
 
 
@@ -259,9 +259,9 @@ def _check(step: _Step, program: GraphModule, name: str, values: Callable[[], Ma
 
     Args:
         step: the forward that runs.
-        program: what it runs.
+        program: the program that it runs.
         name: the node that has run such code.
-        values: returns those of the nodes so far, by name.
+        values: a function that returns the values of the nodes so far, by name.
     """
     module, first, forward = step.modules[-1], step.modules[0], THREAD.forward
     assert forward is not None  # noqa: S101 - its operator asks
@@ -305,7 +305,7 @@ def _broken_behind(module: Any, program: GraphModule, name: str, values: Callabl
 
 
 def _mode_behind(program: GraphModule, name: str, mode: bool) -> bool:
-    """Return the grad mode behind a node, as far as the graph sets it."""
+    """Return the grad mode after a node, as far as the graph sets it."""
     for node in _up_to(program, name):
         if node.target is torch._C._set_grad_enabled:
             mode = bool(node.args[0])
@@ -321,7 +321,7 @@ def _captured_again(
     *,
     grad_enabled: bool,
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Return a graph that goes on behind a node, with what was changed up to there, and the values for it.
+    """Return a graph that goes on after a node with the changes made up to there, and the values for it.
 
     Raises:
         CaptureError: there is no such graph.
@@ -345,7 +345,7 @@ def _captured_again(
 
 
 def _not_put_back(module: Any, changes: Sequence[Change]) -> str:
-    """Return which condition stays broken where all changes are undone, in words; empty if none does."""
+    """Return which condition stays broken when all changes are undone, in words; empty if none does."""
     conditions = module._fxlib.conditions
     undone: list[Change] = []
     try:
@@ -362,14 +362,14 @@ def _not_put_back(module: Any, changes: Sequence[Change]) -> str:
 
 
 def go_on(program: GraphModule, last: str, values: Mapping[str, Any], forward: ForwardContext, *, objects: bool) -> Any:
-    """Run a graph behind one of its nodes, and return what the forward returns or raises.
+    """Run a graph from behind one of its nodes, and return what the forward returns or raises.
 
-    Where it raises, the modes that it has entered are left.
+    If it raises, the modes that it has entered are left.
 
     Args:
-        program: has the graph, in the order of the program.
+        program: the module that has the graph, in the order of the program.
         last: the name of the last node that has run.
-        values: of the nodes so far, by name.
+        values: the values of the nodes so far, by name.
         forward: the forward that runs.
         objects: whether remote results may be objects of the program's own classes.
 
@@ -398,13 +398,13 @@ def go_on(program: GraphModule, last: str, values: Mapping[str, Any], forward: F
 
 
 def values_for(again: GraphModule, last: str, program: GraphModule, values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the values with which a graph can go on that was captured again; None if it cannot.
+    """Return the values with which a graph that was captured again can go on; None if it cannot.
 
     Args:
-        again: has the graph, in the order of the program.
+        again: the module that has the graph, in the order of the program.
         last: the name of the last node that has run, in both graphs.
-        program: what has run so far: the graph as it was captured before, or a rewrite of it.
-        values: of its nodes, by name.
+        program: the module that has run so far, with the graph as it was captured before or a rewrite of it.
+        values: the values of its nodes, by name.
     """
     ran = [node for node in _up_to(program, last) if not is_issue(node) and node.target is not limit_in_flight]
     known = {_key(node): node for node in ran}
@@ -435,7 +435,7 @@ def _up_to(program: GraphModule, last: str) -> list[Node]:
 
 
 def _key(node: Node) -> tuple[str, str]:
-    """Return what a node and its form in a rewritten graph have in common: a call's name, else its own."""
+    """Return the key that a node shares with its form in a rewritten graph: a call's name, or else the node's own."""
     return ("call", call_name(node)) if is_call(node) or is_wait(node) else ("node", node.name)
 
 

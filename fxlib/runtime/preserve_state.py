@@ -21,17 +21,17 @@ from fxlib.utils.pytree import is_open, is_plain, leaves, mapped
 
 T = TypeVar("T")
 _MODULES_OWN = frozenset(vars(nn.Module())) | {"_graph", "_fxlib"}
-"""Attributes of any module: its tables of parameters, buffers, submodules and hooks; what a captured one knows."""
+"""Attributes of every module (tables of parameters, buffers, submodules and hooks), and those of captured modules."""
 
 
 @contextmanager
 def state_kept(module: nn.Module) -> Iterator[None]:
     """Let a block run from the module's state without gradients, and put everything back.
 
-    Put back are the bits of all parameters, buffers and other tensors that a module holds, also in lists, tuples, dicts
-    and plain objects, and which tensors these are; what these lists and dicts hold; gradients, and whether they take
-    one; training flags; and the random generators: those of torch, of Python and of NumPy, and those that a module
-    holds. This takes memory for one copy of the tensors.
+    This puts back the bits and the identities of all parameters, buffers and other tensors that a module holds, also in
+    lists, tuples, dicts and plain objects; the contents of these lists and dicts; gradients, and whether tensors take
+    one; training flags; and the random generators of torch, Python and NumPy, and those that a module holds. It takes
+    memory for one copy of the tensors.
     """
     flags = [(each, each.training) for _, each in local_modules(module)]
     held = _held([each for each, _ in flags])
@@ -60,7 +60,7 @@ def state_kept(module: nn.Module) -> Iterator[None]:
             if not same_bits(tensor.detach(), bits):
                 put_back(tensor, bits)
         for tensor, version in versions:
-            # What autograd has saved for a backward that is still to come holds again, since the bits do.
+            # Tensors that autograd has saved for a later backward are valid again, since their bits are restored.
             if tensor._version != version:
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         for table, name, tensor, _ in places:
@@ -78,7 +78,7 @@ def state_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _generators_kept(held: Iterable[Any]) -> Iterator[None]:
-    """Put the random generators of torch, Python and NumPy back after a block, and those among some objects."""
+    """Restore the random generators of torch, Python and NumPy after a block, and those among some objects."""
     drawing = [put for each in held if (put := _state_of_generator(each)) is not None]
     generators = random.getstate(), torch.get_rng_state(), torch.cuda.get_rng_state_all()
     numpy: Any = sys.modules.get("numpy")
@@ -98,14 +98,14 @@ def _generators_kept(held: Iterable[Any]) -> Iterator[None]:
 def put_back(tensor: torch.Tensor, bits: torch.Tensor) -> None:
     """Write values into a tensor of the same shape, whatever it is: a parameter, expanded, made in inference mode."""
     strides = tensor.stride() if tensor.layout == torch.strided else ()
-    # What an expansion repeats is one element, which torch refuses to write many times.
+    # An expansion repeats one element, and torch refuses to write that many times.
     place = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         (tensor[place] if 0 in strides else tensor).copy_(bits[place] if 0 in strides else bits)
 
 
 def copied(value: T) -> T:
-    """Copy all tensors and generators of a nest, so that tensors that share memory still do; the rest is passed on.
+    """Copy all tensors and generators in nested values; tensors that share memory still do; the rest is passed on.
 
     Raises:
         PassError: a tensor is of a class that cannot be copied.
@@ -125,7 +125,7 @@ def copied(value: T) -> T:
 
 
 def _state_of_generator(value: Any) -> Callable[[], object] | None:
-    """Return what puts a random generator of torch's, Python's or NumPy's back to its state now; None of others."""
+    """Return a function that restores a generator of torch, Python or NumPy to its present state; None for others."""
     if isinstance(value, torch.Generator):
         return functools.partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
@@ -138,7 +138,7 @@ def _state_of_generator(value: Any) -> Callable[[], object] | None:
 
 
 def _held(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return what modules hold in attributes of their own, and in the lists, tuples, dicts and plain objects there."""
+    """Return the objects in attributes of modules, and in the lists, tuples, dicts and plain objects found there."""
     found: dict[int, Any] = {}
     tables = [vars(each) for each in modules]
     originals = [table["_fxlib"].original for table in tables if "_fxlib" in table]
@@ -161,7 +161,7 @@ def _held(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def _refill(container: Any, parts: Any) -> None:
-    """Have a list or a dict hold what it held, in the same order."""
+    """Put the former contents of a list or a dict back, in the same order."""
     if isinstance(container, list):
         if [*map(id, container)] != [*map(id, parts)]:
             container[:] = parts

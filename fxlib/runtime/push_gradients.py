@@ -1,4 +1,4 @@
-"""Pushing the gradients of remote results, from a captured module, original or rewritten."""
+"""Push the gradients of remote results from a captured module, original or rewritten."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from fxlib.runtime.submodules import local_modules
 
 
 def push_gradients(module: nn.Module) -> None:
-    """Send the gradients of remote results to their servers: to be called after backward, in place of a loop of pushes.
+    """Send the gradients of remote results to their servers; call this after backward, in place of a loop of pushes.
 
-    For each call whose contract names its gradient, calls `gradient(*args, result.grad, **kwargs)` where the result
-    came from, blocking, in program order, forward by forward, and forgets them. Results without a gradient are passed
-    over. A rewritten module sends one message to each server, to all of them side by side, and waits for the answers:
-    nothing has left before the call, and nothing is under way behind it. An error of a push surfaces here, the first in
-    program order; pushes behind it are not made, as in a loop of one's own, except those that had left for other
-    servers or other parts of that one: a note of the error names these. An interrupt (Ctrl-C) takes effect when the
-    pushes have been answered.
+    For each call whose contract names its gradient, this calls `gradient(*args, result.grad, **kwargs)` on the server
+    that returned the result, blocking, in program order, forward by forward, and then forgets the gradients. Results
+    without a gradient are passed over. A rewritten module sends one message to each server, to all of them side by
+    side, and waits for the answers: no message leaves before this call, and none is under way after it. If pushes fail,
+    this raises the first error in program order; later pushes are not made, as in a loop of one's own, except those
+    that had already left for other servers or other parts of the same server: a note on the error names them. An
+    interrupt (Ctrl-C) takes effect when the pushes have been answered.
 
-    A step that is not to reach the servers (a loss that is not finite) calls `drop_gradients` instead.
+    If a step must not reach the servers (because its loss is not finite, say), call `drop_gradients` instead.
 
     Args:
-        module: what `client.optimize` returned, or a captured module, original or rewritten; or a module that holds
-            such (DistributedDataParallel). A model that could not be captured pushes for its blocking calls, and warns
-            once of results whose gradients go nowhere.
+        module: the result of `client.optimize`, or a captured module, original or rewritten; or a module that holds
+            one (DistributedDataParallel). A model that could not be captured pushes for its blocking calls, and warns
+            once about results whose gradients go nowhere.
 
     Raises:
-        FxlibError: there is no such module in `module`, or in its last forward the original's own ran, and issued calls
+        FxlibError: there is no such module in `module`, or its last forward was the original's own and issued calls
             itself, whose results are not tracked then.
         Exception: whatever a push raises.
     """
@@ -76,11 +76,11 @@ def _while_pushing(aheads: Sequence[Ahead]) -> None:
 
 
 def drop_gradients(module: nn.Module) -> None:
-    """Forget the gradients of remote results that were not pushed: to be called in place of `push_gradients`.
+    """Forget the gradients of remote results that were not pushed; call this in place of `push_gradients`.
 
     Gradients accumulate from forward to forward until they are pushed, as those of parameters do until they are
-    zeroed. So a step that is skipped, since its loss is not finite or an error ended it, drops them; no server has seen
-    any of them.
+    zeroed. A step that is skipped, because its loss is not finite or an error ended it, should therefore drop them; no
+    server has seen any of them.
 
     Args:
         module: as for `push_gradients`.
@@ -98,7 +98,7 @@ def drop_gradients(module: nn.Module) -> None:
 
 
 def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten], list[Ahead]]:
-    """Return where a module's forwards left gradients, those modules that run as written, and what was made ahead."""
+    """Return the tapes of a module's forwards, the modules in it that run as written, and the calls made ahead."""
     within = [each for _, each in local_modules(module)]
     written = [found for each in within if (found := as_written(each)) is not None]
     for each in written:

@@ -1,10 +1,10 @@
-"""The submodules of a model: those that live in this process, by their paths, and how generated code reaches them.
+"""The submodules of a model that live in this process, by their paths, and how generated code reaches them.
 
-A graph names what it reads by paths from its root, `self.layers.3.norm`. Each step of such a path is a function of
-Python, and so are the two through which `nn.Module` comes to `forward`; for tiny modules these are the better part of a
-forward. So the generated code is given, in place of its module, an object whose attributes are the modules on the
-graph's paths. Where the conditions of the capture have just been found to hold, modules of torch's stand there as their
-`forward`: that they have no hooks is one of these conditions.
+A graph names what it reads by paths from its root, `self.layers.3.norm`. Each step of such a path is a Python function,
+and so are the two through which `nn.Module` reaches `forward`; for tiny modules they take most of a forward's time. So
+the generated code gets, in place of its module, an object whose attributes are the modules on the graph's paths. If the
+conditions of the capture have just been found to hold, torch's own modules are represented there by their `forward`:
+it is one of the conditions that they have no hooks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TORCHS_CALL = nn.Module.__call__
 _TORCHS_IMPLEMENTATION = nn.Module._call_impl
 _HARMLESS = ("torch", "fxlib.runtime", "_operator", "operator", "math", "builtins")
 _OPERATORS = ("torch._ops.aten", "torch._ops.prims")
-"""Where functions are defined that give no module a hook while a forward runs; custom operators may run anything."""
+"""Modules whose functions give no module a hook while a forward runs; custom operators may run anything."""
 
 
 def local_modules(root: nn.Module, *, repeated: bool = False) -> Iterator[tuple[str, nn.Module]]:
@@ -75,10 +75,10 @@ def remote_modules(root: nn.Module) -> Iterator[tuple[nn.Module, str, _RemoteMod
 
 
 def submodule(module: nn.Module, path: str) -> nn.Module:
-    """Return what `get_submodule` returns, without its checks on the way: passes ask for the module of every call.
+    """Return the result of `get_submodule`, without its checks on the way: passes ask for the module of every call.
 
     Raises:
-        AttributeError: there is none.
+        AttributeError: there is no such module.
     """
     found: Any = module
     try:
@@ -90,7 +90,7 @@ def submodule(module: nn.Module, path: str) -> nn.Module:
 
 
 class _Step:
-    """A module on the way to others: these are attributes of its own, and the module answers for the rest."""
+    """A module on the way to others, which are attributes of this object; the module answers for all other names."""
 
     def __init__(self, module: nn.Module) -> None:
         self._fxlib_module = module
@@ -108,20 +108,20 @@ class SubmoduleCache:
     """The modules that one graph reaches by their paths, for as long as they stay where they are."""
 
     def __init__(self) -> None:
-        """Know none: they are looked up when they are asked for first."""
+        """Begin empty: modules are looked up on first use."""
         self._ways: dict[bool, _Ways] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SubmoduleCache:
         return SubmoduleCache()  # the copied module has submodules of its own
 
     def of(self, module: nn.Module, graph: Graph, watched: Collection[int] = ()) -> Any:
-        """Return what stands in for `module` in the code generated from `graph`.
+        """Return the object that stands in for `module` in the code generated from `graph`.
 
         Args:
             module: the module that runs.
             graph: its graph.
-            watched: ids of modules of which was just found that they hold the modules that they held, are of their
-                classes, and have no hooks.
+            watched: ids of modules that, as was just found, still hold the same modules, are of the same classes, and
+                have no hooks.
         """
         plain = not watched or nn.Module.__call__ is not _TORCHS_CALL or torch._C._get_tracing_state() is not None
         ways = self._ways.get(plain)
@@ -130,12 +130,12 @@ class SubmoduleCache:
         return ways.root
 
     def forget(self) -> None:
-        """Look all of them up again: the graph is another one."""
+        """Forget all modules, since the graph is another one."""
         self._ways = {}
 
 
 class _Ways:
-    """All paths of a graph, as they were found once."""
+    """All paths of a graph, with the modules to which they led when they were looked up."""
 
     def __init__(self, module: nn.Module, graph: Graph, watched: Collection[int]) -> None:
         self.root = _Step(module)
@@ -147,13 +147,13 @@ class _Ways:
             owner = steps[above]._fxlib_module
             child = owner._modules.get(name)
             if child is None or id(getattr(owner, name, None)) != id(child):
-                continue  # an attribute of another kind is looked up in the run
+                continue  # an attribute of another kind is looked up when the code runs
             if owner is module or id(owner) not in watched:
                 found.append((owner._modules, name, child))
             steps[path] = _Step(child)
         read = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
-        parents = {path.rpartition(".")[0] for path in steps} - read - called  # what is called is the module itself
+        parents = {path.rpartition(".")[0] for path in steps} - read - called  # a called path is the module itself
         entered = {path[:at] for path in read | called for at, letter in enumerate(path) if letter == "."}
         modules = [step._fxlib_module for path, step in steps.items() if path in called]
         is_closed = bool(watched) and _gives_no_hooks(graph) and all(_is_torchs(each, watched) for each in modules)
@@ -176,7 +176,7 @@ class _Ways:
         self._values: Sequence[Any] = [value for _, _, value in found]
 
     def hold(self, module: nn.Module) -> bool:
-        """Return whether they lead where they led, but for what was watched by others."""
+        """Return whether the paths lead where they led, as far as the conditions have not checked that."""
         return (
             self.root._fxlib_module is module
             and all(map(is_, map(dict.get, self._tables, self._names), self._values))
@@ -185,7 +185,7 @@ class _Ways:
 
 
 def _paths(graph: Graph) -> Iterator[str]:
-    """Yield the paths of all modules that the graph reaches, each after those above it."""
+    """Yield the paths of all modules that the graph reaches, each one after those above it."""
     for node in graph.nodes:
         if node.op in _READING:
             parts = str(node.target).split(".")
@@ -194,7 +194,7 @@ def _paths(graph: Graph) -> Iterator[str]:
 
 
 def _is_torchs(module: nn.Module, watched: Collection[int]) -> bool:
-    """Return whether to call a module is to call its `forward`, and no code of the user's runs in it."""
+    """Return whether calling a module is the same as calling its `forward`, and runs no code of the user's."""
     kinds = {type(each) for each in module.modules()}
     return (
         all(each.__module__.startswith("torch.nn.modules.") and each.__call__ is _TORCHS_CALL for each in kinds)
@@ -205,12 +205,12 @@ def _is_torchs(module: nn.Module, watched: Collection[int]) -> bool:
 
 
 def is_torchs_value(held: Any) -> bool:
-    """Return whether what a module holds runs no code of the user's, as an activation handed to torch's module may."""
+    """Return whether a value in a module runs no code of the user's, as an activation handed to a torch module may."""
     return not callable(held) or str(getattr(held, "__module__", None) or "").startswith(_HARMLESS)
 
 
 def _gives_no_hooks(graph: Graph) -> bool:
-    """Return whether no function that the graph calls could give one of its modules a hook meanwhile."""
+    """Return whether no function that the graph calls could give one of its modules a hook during the forward."""
     return all(is_harmless(node.target) for node in graph.nodes if node.op == "call_function")
 
 
