@@ -1,6 +1,6 @@
-"""The operators that generated code calls, what is known of each, and how calls are recorded.
+"""The operators that generated code calls, their registered properties, and the recording of calls.
 
-How a forward keeps its remote results is in `fxlib.runtime.tracking`, and the module that runs the code above both.
+The state of a running forward is in `fxlib.runtime.tracking`; the module that runs the code is above both folders.
 """
 
 from fxlib.runtime.ops.batches import issue_batch, wait_item

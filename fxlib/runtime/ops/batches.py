@@ -1,4 +1,4 @@
-"""Many calls in one message: issued together, each waited for by itself, and found again in a graph."""
+"""Many calls in one message: they are issued together, waited for one by one, and found again in a graph."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ IN_ORDER = "fxlib.batch:run_in_order"
 
 @outside_of_dynamo
 def issue_batch(to: Any, calls: tuple[NamedCall, ...], timeout: float | None, batched_by: str | None) -> BatchInFlight:
-    """Start several calls in one message, and return what `wait_item` takes. Never raises.
+    """Start several calls in one message, and return the batch in flight, which `wait_item` takes. Never raises.
 
-    Each call is one of `remote_call`. Calls to this very process are over when this returns.
+    Each call is one of `remote_call`. Calls to this very process have ended when this returns.
 
     Args:
         to: a worker's name, rank or `WorkerInfo`.
         calls: (function, args, kwargs) of each call; no methods of RRefs.
-        timeout: of each call, in seconds; None is the default of the RPC layer, 0 is no limit.
-        batched_by: "package.module:qualname" of the declared batched form of their function; None: they run singly,
-            side by side; `IN_ORDER`: one after another. Elsewhere, calls only read.
+        timeout: the timeout of each call, in seconds; None is the default of the RPC layer, 0 is no limit.
+        batched_by: "package.module:qualname" of the declared batched form of their function. With None they run singly,
+            side by side; with `IN_ORDER` one after another. Calls may write only with `IN_ORDER`.
     """
     flying = BatchInFlight(to, calls, timeout, in_order=batched_by == IN_ORDER)
     try:
@@ -57,7 +57,7 @@ def wait_item(flying: Any, index: int) -> Any:
     """Block until a batch is complete and return the result of its call number `index`.
 
     Raises:
-        ContractError: it was given anything but what `issue_batch` returned, or there is no such call.
+        ContractError: the argument is no result of `issue_batch`, or there is no such call.
         Exception: what the blocking call would have raised.
     """
     if not isinstance(flying, BatchInFlight) or not 0 <= index < len(flying):
@@ -79,7 +79,7 @@ class BatchInFlight:
         self._calls = calls
         self._timeout_s = timeout_s
         self.outcomes: list[Any] = []
-        """What came, once it has; the last stands for all after it."""
+        """The outcomes, once they have arrived; the last one stands for all after it."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -90,25 +90,26 @@ class BatchInFlight:
             self.future.add_done_callback(callback)
 
     def result(self, index: int) -> Any:
-        """Return one result, or raise what the single call would have raised."""
+        """Return one result, or raise the error that the single call would have raised."""
         if not self.outcomes:
             self.outcomes = self._receive()
             if (forward := THREAD.forward) is not None and forward.shares_nodes:
                 forward.came_with |= dict.fromkeys(map(id, self.outcomes), weakref.ref(self))
         outcome = self.outcomes[index if index < len(self.outcomes) else -1]
-        if type(outcome) is torch.Tensor:  # most are, and this is asked for each lookup
+        if type(outcome) is torch.Tensor:  # most results are, and this runs for each lookup
             return outcome
         if isinstance(outcome, _Raised):
             raise outcome.error
         return batch.result(outcome)
 
     def _receive(self) -> list[Any]:
-        """Wait for the outcomes, and return them; the last stands for all after it.
+        """Wait for the outcomes, and return them; the last one stands for all after it.
 
-        A batch as a whole fails where one of its arguments or functions cannot travel, or its server has no
-        `fxlib.batch`, or is gone, or where one of its calls takes too long. If its calls change nothing they are made
-        again, one by one, as the program would: then the error, if any, is the program's. Calls that may write are made
-        so only if the message was never sent, or refused before any of them ran; else its error is that of the first.
+        A batch fails as a whole if one of its arguments or functions cannot travel, if its server has no `fxlib.batch`
+        or is gone, or if one of its calls takes too long. If its calls change nothing, they are made again, one by one,
+        as the program would make them: then the error, if any, is the program's. Calls that may write are made again
+        only if the message was never sent, or was refused before any of them ran; otherwise its error is that of the
+        first call.
         """
         if isinstance(self.refused, FxlibError) and not isinstance(self.refused, ContractError):
             return [_Raised(self.refused)]  # the program must not make calls now
@@ -118,7 +119,7 @@ class BatchInFlight:
                 landed: list[Any] = self.future.wait()
                 DEADLINES.forget(self.future)
                 return landed
-        except Exception as error:  # noqa: BLE001 - of whatever kind, it is told by its message
+        except Exception as error:  # noqa: BLE001 - the message tells what happened, whatever the class
             cause = error
             if self._in_order and not is_refusal(error):
                 return [_Raised(error)]
@@ -128,7 +129,7 @@ class BatchInFlight:
         return outcomes
 
     def _note(self, cause: Exception) -> None:
-        """Note why the message failed, whose calls then all succeeded."""
+        """Note why the message failed, after all of its calls have succeeded singly."""
         if str(cause).startswith(batch.TIMED_OUT):
             _PATIENCE[_key(self._to, self._calls)] = 2 * _patience(self._to, self._calls)
         else:
@@ -181,8 +182,8 @@ def _start(to: Any, calls: Sequence[NamedCall], timeout: float | None, batched_b
 def _patience(to: Any, calls: Sequence[NamedCall]) -> int:
     """Return how many times the timeout of one call a batch may take before its calls are made singly.
 
-    Once, since they run side by side, and a server that is gone shall not be waited for any longer. Twice as many each
-    time that they all succeeded singly: then the server works them off one after another.
+    It is once at first, since the calls run side by side, and nobody should wait longer for a server that is gone. It
+    doubles each time that all calls then succeed singly, since such a server works on them one after another.
     """
     return _PATIENCE.get(_key(to, calls), 1)
 
@@ -209,7 +210,7 @@ def is_batch(node: Node) -> bool:
 
 
 def is_item(node: Node) -> bool:
-    """Whether the node waits for one call of a batch: it carries the call's name, contract and place in the program."""
+    """Return whether the node waits for one call of a batch; it has the call's name, contract and program position."""
     return node.target is wait_item
 
 
@@ -220,7 +221,7 @@ def items_of(batch: Node) -> tuple[Item, ...]:
 
 
 def item_of(wait: Node) -> Item:
-    """Return the call that a node waits for, of the batch that it names."""
+    """Return the call of a batch for which a node waits."""
     batch, index = wait.args
     assert isinstance(batch, Node) and isinstance(index, int), wait  # noqa: PT018, S101 - callers ask is_item first
     return items_of(batch)[index]
@@ -236,7 +237,7 @@ def waits_of(batch: Node) -> tuple[Node, ...] | None:
 
 
 _UNREAD = "Error on Node "
-"""The beginning of an error that `torch.distributed.rpc` met before it ran the function of a message."""
+"""The beginning of an error that `torch.distributed.rpc` found before it ran the function of a message."""
 _UNKNOWN = "Default RPC pickler does not serialize"
 """The beginning of its pickler's error about a function that is not in a module."""
 _OTHERWISE = "run_in_order() takes "
@@ -246,7 +247,7 @@ _OTHERWISE = "run_in_order() takes "
 def is_refusal(error: Exception) -> bool:
     """Return whether a message that runs calls in order failed before any of them ran, so that they may be made singly.
 
-    Their own errors never are the message's.
+    The calls' own errors are never the message's.
 
     Args:
         error: the error of the message itself.
@@ -258,7 +259,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def tell_of_refusal(server: str, cause: Exception) -> None:
-    """Warn, once for each server, that it refused a message whose calls then went one by one."""
+    """Warn, once for each server, that it refused a message whose calls were then made one by one."""
     if server in _REFUSED_BY:
         return
     _REFUSED_BY.add(server)

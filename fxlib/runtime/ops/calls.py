@@ -1,7 +1,7 @@
-"""The kinds of calls that can be issued and waited for: what may be scheduled, and by which operators.
+"""The kinds of calls that can be issued and waited for, and so scheduled, with their operators.
 
-A call is more general than RPC. Anything with a blocking form and a pair of operators (issue, wait) with the same
-meaning is scheduled by the same machinery once it is registered here. `fxlib.register_call` does so for a client of
+A call is more general than RPC. Anything with a blocking form and a pair of operators (issue, wait) of the same
+meaning is scheduled by the same machinery once it is registered here. `fxlib.register_call` registers a client of
 the user's own.
 """
 
@@ -28,10 +28,10 @@ Operator = Callable[..., Any]
 class CallKind:
     """One kind of call: `blocking(*args) == wait(issue(*args))`, with the same effects and errors.
 
-    `issue` takes the arguments of `blocking`, does not block, and keeps its errors for `wait`, which takes what
-    `issue` returned. Several kinds may share one `wait`. `start`, if there is one, is the issue that programs write
-    themselves: it raises at once. A kind without `blocking` is one that passes make: of several calls, say, that are
-    issued as one and waited for one by one. All are module-level functions.
+    `issue` takes the arguments of `blocking`, does not block, and keeps its errors for `wait`, which takes the result
+    of `issue`. Several kinds may share one `wait`. `start`, if there is one, is the issue that programs write
+    themselves: it raises at once. Passes make the kinds without `blocking`, such as several calls that are issued as
+    one and waited for one by one. All are module-level functions.
     """
 
     name: str
@@ -40,21 +40,21 @@ class CallKind:
     wait: Operator
     start: Operator | None = None
     contract: Contract | None = None
-    """The contract of the calls of a client of the user's own. A call of `torch.distributed.rpc` has its function's."""
+    """The contract of calls of a user's own client; a call of `torch.distributed.rpc` has its function's contract."""
     to: str | None = None
-    """The argument that says whom a call of a client of the user's own reaches."""
+    """The argument that names the server which a call of a user's own client reaches."""
     is_client: bool = False
-    """Whether it is a client of the user's own."""
+    """Whether the kind is a user's own client."""
 
     @property
     def function(self) -> str:
-        """Name of the blocking function, "package.module:qualname"; empty if there is none."""
+        """The name of the blocking function, "package.module:qualname"; empty if there is none."""
         if isinstance(self.blocking, ClientFunction):
             return self.blocking.client.function
         return "" if self.blocking is None else f"{self.blocking.__module__}:{self.blocking.__qualname__}"
 
     def destination(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the argument that says whom a call of a client reaches; None if there is none."""
+        """Return the argument that names the server which a call of a client reaches; None if there is none."""
         if self.to is None or self.blocking is None:
             return None
         bound = signature_of(self.blocking).bind(*args, **kwargs)
@@ -62,7 +62,7 @@ class CallKind:
         return bound.arguments[self.to]
 
     def reached(self, node: Node) -> str:
-        """Return in words whom a call of a client reaches, as far as its node tells: a handle by its attribute."""
+        """Return in words which server a client's call reaches, as far as its node tells; a handle by its attribute."""
         to = self.destination(node.args, node.kwargs)
         if isinstance(to, Node) and to.op == "get_attr":
             return str(to.target)
@@ -76,14 +76,15 @@ class CallKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A client of the user's own, as a process knows it that lacks its code.
+    """The description of a user's own client, for processes that lack its code.
 
     Attributes:
-        name: what reports call it.
+        name: the client's name in reports.
         function: the function that blocks, "package.module:qualname".
-        labels: what its functions go by on the wire: blocking, issue, wait.
-        parameters: of the first two: name, kind, whether it has a default, and that default where it is a text.
-        to: the parameter that says whom a call reaches.
+        labels: the names of its functions on the wire: blocking, issue, wait.
+        parameters: the parameters of the first two: name, kind, whether there is a default, and the default if it is a
+            text.
+        to: the parameter that names the server which a call reaches.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Client:
 
     @classmethod
     def of(cls, kind: CallKind) -> Client:
-        """Describe a registered client, or one that is known by a description."""
+        """Return the description of a registered client, or of one that is known only by its description."""
         if isinstance(kind.blocking, ClientFunction):
             return kind.blocking.client
         assert kind.blocking is not None  # noqa: S101 - clients have one
@@ -118,33 +119,33 @@ class Client:
 
     @property
     def kind(self) -> CallKind:
-        """The kind of its calls, on stand-ins for its functions."""
+        """The kind of the client's calls, with stand-ins for its functions."""
         blocking, issue, wait = (ClientFunction(self, place) for place in range(len(self.labels)))
         return CallKind(name=self.name, blocking=blocking, issue=issue, wait=wait, to=self.to, is_client=True)
 
 
 class ClientFunction:
-    """Stands in a graph for a function of a client whose code this process lacks; equal to others for the same.
+    """Stands in a graph for a function of a client whose code this process lacks; stand-ins for the same are equal.
 
     Args:
         client: the client.
-        place: which of its functions: 0 blocks, 1 issues, 2 waits.
+        place: the index of the function: 0 blocks, 1 issues, 2 waits.
     """
 
     def __init__(self, client: Client, place: int) -> None:
         self.client = client
         self.place = place
-        # torch.fx names what it calls in generated code by these.
+        # Generated code of torch.fx names a function by these.
         self.__name__ = self.__qualname__ = f"client_{re.sub(r'[^0-9A-Za-z_]', '_', self.label)}"
 
     @property
     def label(self) -> str:
-        """What the function goes by on the wire."""
+        """The name of the function on the wire."""
         return self.client.labels[self.place]
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The parameters of the function, with the defaults that are texts; None stands for any other."""
+        """The parameters of the function, with the defaults that are texts; None stands for any other default."""
         return inspect.Signature(
             [
                 inspect.Parameter(
@@ -155,7 +156,7 @@ class ClientFunction:
         )
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refuse.
+        """Refuse the call.
 
         Raises:
             OpaqueError: always.
@@ -177,7 +178,7 @@ class ClientFunction:
 
 @functools.cache
 def signature_of(function: Operator) -> inspect.Signature:
-    """Return a client function's signature: as it is when first asked for, whatever a capture puts in its place."""
+    """Return a client function's signature as it was on the first request, whatever a capture puts in its place."""
     return inspect.signature(function)
 
 
@@ -188,7 +189,7 @@ _WAIT: set[Operator] = set()
 
 
 def register(kind: CallKind) -> CallKind:
-    """Make a kind known. Its operators count as effects, so that nothing deletes a call whose result is unused.
+    """Register a kind. Its operators count as effects, so that nothing deletes a call whose result is unused.
 
     Raises:
         ContractError: one of its operators already plays another part.
@@ -213,7 +214,7 @@ def register(kind: CallKind) -> CallKind:
 
 
 def kinds() -> tuple[CallKind, ...]:
-    """All registered kinds."""
+    """Return all registered kinds."""
     return tuple(_KINDS)
 
 
@@ -234,7 +235,7 @@ def kind_of(node: Node) -> CallKind | None:
 
 
 def client_of(node: Node) -> CallKind | None:
-    """Return the kind of a call, an issue or a wait of a client of the user's own; None for any other node."""
+    """Return the kind of a call, an issue or a wait of a user's own client; None for any other node."""
     kind = kind_of(node)
     return kind if kind is not None and kind.is_client else None
 
@@ -255,13 +256,13 @@ def is_wait(node: Node) -> bool:
 
 
 def completes(node: Node) -> bool:
-    """Return whether the node is the wait of the kind whose issue it is given, and is given nothing besides."""
+    """Return whether the node is the wait of the kind whose issue it takes, and takes no other value."""
     if not is_wait(node) or not node.args or node.kwargs:
         return False
     issue = node.args[0]
     if not isinstance(issue, Node) or not is_issue(issue) or (kind := kind_of(issue)) is None:
         return False
-    if kind.is_client and len(issue.users) != 1:  # a client's answer is waited for once
+    if kind.is_client and len(issue.users) != 1:  # a client's answer may be waited for only once
         return False
     return kind.wait == node.target and len(node.args) == (2 if kind is BATCH else 1)
 

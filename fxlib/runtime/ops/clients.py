@@ -1,4 +1,4 @@
-"""Blocking clients of the user's own, made known by the pair of functions that does the same without blocking."""
+"""Blocking clients of the user's own, registered with the pair of functions that does the same without blocking."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def register_call(
     registered where they are defined: a model that is captured later has one node for each call, under whatever name
     it is called.
 
-    Of what is no tensor, `blocking` and `issue` write to no argument that the program reads afterwards. `issue` may
-    read it at any moment until the wait, too: a forward that changes it before that is refused.
+    `blocking` and `issue` must not write to an argument, other than a tensor, that the program reads afterwards.
+    `issue` may read such arguments, too, at any moment until the wait: a forward that changes one before is refused.
 
     >>> register_call(
     ...     name="feature store",
@@ -45,13 +45,13 @@ def register_call(
     ... )
 
     Args:
-        name: what reports call the client.
+        name: the client's name in reports.
         blocking: the function that models call.
-        issue: starts the call.
-        wait: returns the result of what `issue` returned, or raises what the call raised.
+        issue: the function that starts the call.
+        wait: the function that takes what `issue` returned, and returns the call's result or raises its error.
         contract: what a call does to the state behind the client; by default what `@fxlib.remote` declares on
             `blocking`. Without one, a call keeps its order with every other effect.
-        to: the argument of `blocking` that says whom a call reaches; without it, a call may reach any server.
+        to: the argument of `blocking` that names the server which a call reaches; without it, a call may reach any.
 
     Raises:
         ContractError: the functions do not belong together, or play another part already.

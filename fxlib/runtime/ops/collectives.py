@@ -1,8 +1,8 @@
-"""Functional collectives as calls: issued and waited for, over the process groups of `torch.distributed`.
+"""Functional collectives as calls that are issued and waited for, over the process groups of `torch.distributed`.
 
 The operators are those of `torch.ops._c10d_functional`, which leave their inputs as they are and return before they
-are complete; `wait_tensor` completes them. Since torch gives them gradients of their own, these operators have them,
-too: backward runs the collectives that belong to them, in the reverse of the order in which they were issued.
+are complete; `wait_tensor` completes them. Since torch gives them gradients, these operators have gradients, too:
+backward runs the collectives that belong to them, in the reverse of the order in which they were issued.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# Importing it gives the operators their gradients.
+# This import gives the operators their gradients.
 import torch.distributed._functional_collectives
 from torch.fx.node import map_aggregate
 
@@ -27,7 +27,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     for name in _NAMES
     if hasattr(torch.ops._c10d_functional, name)
 }
-"""The collectives that can be issued: what reads its input, returns memory of its own, and can be waited for."""
+"""The collectives that can be issued: they read their input, return memory of their own, and can be waited for."""
 
 
 def collective(operation: str, args: tuple[Any, ...]) -> Any:
@@ -48,11 +48,11 @@ def issue_collective(operation: str, args: tuple[Any, ...]) -> Any:
     """Start `collective` with the same arguments; its inputs must stay as they are until the wait.
 
     Returns:
-        What `wait_collective` takes.
+        The collective in flight, which `wait_collective` takes.
 
     Raises:
         ContractError: no such operation is known.
-        RuntimeError: it could not be started.
+        RuntimeError: the collective could not be started.
     """
     if operation not in OPERATIONS:
         known = f"There are: {', '.join(OPERATIONS)}."

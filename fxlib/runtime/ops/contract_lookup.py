@@ -1,12 +1,12 @@
-"""Which contract a remote call has, for a graph and for a forward that runs as written alike.
+"""Find the contract of a remote call, in a graph as well as in a forward that runs as written.
 
-What is stated for a name comes before what the function or method declares itself. Names are
+A contract that is stated for a name comes before the one that the function or method itself declares. Names are
 "package.module:function", "package.module:Class.method", and ".method" for any object behind an RRef.
 
 Most RPC programs have helpers that call a method of the object behind an RRef.
 `rpc_sync(rref.owner(), call_method, args=[Table.rows, rref, rows])` is a call of `call_method`, and does what
-`Table.rows` does: so it has that method's contract, and not one that all methods share. A helper is known by its code
-alone, which has to be that of one of the forms below, whatever its names are; one that does more is a function like any
+`Table.rows` does: so it has that method's contract, and not one that all methods share. A helper is recognized by its
+code alone, which has to have one of the forms below, whatever names it uses; one that does more is a function like any
 other.
 """
 
@@ -29,24 +29,24 @@ from fxlib.spec.contract import Contract, contract_of
 
 _FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 GIVEN = 2
-"""How many arguments a helper takes before those of the method: the method, and the RRef."""
+"""The number of arguments that a helper takes before those of the method: the method and the RRef."""
 Stated = Callable[[str], Contract | None]
-"""Returns the contract that is stated for a name, if there is one."""
+"""A function that returns the contract that is stated for a name, if there is one."""
 
 
 class _Code:
-    """What tells the code of a function; a capture, which instruments functions for a while, knows what it was."""
+    """Holds the way to a function's code; a capture, which instruments functions for a while, knows the original."""
 
     of: Callable[[FunctionType], CodeType] = operator.attrgetter("__code__")
 
 
 def ask_for_code(of: Callable[[FunctionType], CodeType]) -> None:
-    """Have helpers known by the code that `of` tells."""
+    """Recognize helpers by the code that `of` returns."""
     _Code.of = staticmethod(of)
 
 
 class MethodCall(NamedTuple):
-    """The call of a method that a helper makes."""
+    """A method call that a helper makes."""
 
     method: Callable[..., Any]
     rref: Any
@@ -54,7 +54,7 @@ class MethodCall(NamedTuple):
 
 
 def method_called(function: Callable[..., Any], args: tuple[Any, ...]) -> MethodCall | None:
-    """Return which method a call of `function` with these arguments calls, and on what; None if it does more."""
+    """Return the method call that `function` makes with these arguments; None if it does more than that."""
     if len(args) < GIVEN or not isinstance(function, FunctionType) or _shape(_Code.of(function)) not in _KNOWN:
         return None
     method, rref, *rest = args
@@ -64,13 +64,13 @@ def method_called(function: Callable[..., Any], args: tuple[Any, ...]) -> Method
 
 
 def method_sent(args: object) -> str:
-    """Return the name of the method that a call in a graph hands to a helper; empty if its first argument is none."""
+    """Return the name of the method that a graph's call hands to a helper; empty if its first argument is no method."""
     first = args[0] if isinstance(args, tuple) and args else None
     return str(first.args[0]) if isinstance(first, Node) and first.target is functions.resolve else ""
 
 
 def class_of_method(method: Callable[..., Any]) -> type | None:
-    """Return the class in whose body a method was written; None if it is not to be found, or has another one now."""
+    """Return the class in whose body a method was written; None if it is not found, or has another method now."""
     *path, name = method.__qualname__.split(".")
     found: Any = inspect.getmodule(method)
     for each in path:
@@ -79,7 +79,7 @@ def class_of_method(method: Callable[..., Any]) -> type | None:
 
 
 def _shape(code: CodeType) -> tuple[object, ...]:
-    """Return what decides what code does, besides what it is given: not the names of arguments, nor its docstring."""
+    """Return the properties that decide what code does with its arguments: not their names, nor its docstring."""
     constants = tuple(each for each in code.co_consts if each is not None and not isinstance(each, str))
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS)
     return (code.co_code, code.co_names, code.co_freevars, code.co_exceptiontable, constants, counts)
@@ -100,7 +100,7 @@ def _named_first(method: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _result_named(method: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
     result = method(rref.local_value(), *args, **kwargs)
-    return result  # noqa: RET504 - the form of the program
+    return result  # noqa: RET504 - programs write it in this form
 
 
 _KNOWN = frozenset(_shape(each.__code__) for each in (_with_keywords, _without_keywords, _named_first, _result_named))
@@ -112,7 +112,7 @@ def of_function(name: str, function: Callable[..., Any], stated: Stated) -> Cont
 
 
 def of_method(kind: type | None, method: str, stated: Stated) -> Contract | None:
-    """Return the contract of a method of the object behind an RRef, of the class `kind`; None: it is not known."""
+    """Return the contract of a method of the object behind an RRef, of class `kind`; None if it is not known."""
     if (found := stated(f".{method}")) is not None or kind is None:
         return found
     for base in kind.__mro__:
@@ -130,8 +130,8 @@ def of_method_called(
 ) -> Contract | None:
     """Return the contract of a method that a helper calls on the object behind an RRef.
 
-    What is stated for the method comes first, then what is known of the helper, then what the method declares, and
-    then what `builtin` knows of a class and the name of a method.
+    The contract that is stated for the method comes first, then the helper's, then the one that the method declares,
+    and then the one that `builtin` has for a class and the name of a method.
     """
     name, kind = method.__name__, class_of_method(method)
     found = stated(f".{name}")
@@ -140,7 +140,7 @@ def of_method_called(
     own = found or helpers or contract_of(method) or (builtin(kind, name) if kind is not None else None)
     if own is None or (found is None and own is helpers):
         return own
-    # What it says of the method's arguments is not so of those that the helper is given.
+    # The contract's statements about the method's arguments do not hold for the arguments of the helper.
     return replace(
         own,
         part=None,
@@ -157,7 +157,7 @@ def of_method_called(
 def contracts_in(graph: Graph) -> dict[str, Contract]:
     """Return the contracts of the functions and methods that a graph calls, whoever declared them, by name.
 
-    A helper that calls methods of several contracts has none itself.
+    A helper that calls methods with different contracts has none itself.
     """
     found: dict[str, Contract] = {}
     helpers: dict[str, list[Contract]] = {}

@@ -1,8 +1,8 @@
-"""What generated code calls: remote calls in their blocking and issued forms, and the wait that joins them.
+"""The operators that generated code calls: remote calls, blocking and issued, and the wait that joins them.
 
 Each operator takes exactly its documented positional arguments. A blocking operator does what the user's own idiom
 does, through the same entry points of `torch.distributed.rpc`; an issuing one starts the same call, never raises, and
-leaves its errors to the wait. All run in the caller's thread, so in its distributed autograd context.
+leaves its errors to the wait. All run in the caller's thread, and so in its distributed autograd context.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: flo
         function: "package.module:qualname", or ".method" of the object behind the RRef `to`.
         args: positional arguments of the remote function.
         kwargs: keyword arguments of the remote function.
-        timeout: in seconds; None is the default of the RPC layer, 0 is no limit.
+        timeout: the timeout in seconds; None is the default of the RPC layer, 0 is no limit.
 
     Raises:
         ContractError: no function is known by this name.
@@ -50,16 +50,16 @@ def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: flo
 
 
 def call_now(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Any:
-    """Make `remote_call` with the same arguments and errors, for what is no node of a forward."""
+    """Make `remote_call` with the same arguments and errors, for a call that is not a node of a forward."""
     return _start(rpc.rpc_sync, to, function, args, kwargs, limit=_deadline(to, timeout))
 
 
 @outside_of_dynamo
 def issue_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Future:
-    """Start `remote_call` with the same arguments and return its future. Never raises: errors are kept for the wait.
+    """Start `remote_call` with the same arguments and return its future; never raise, but keep errors for the wait.
 
-    A call to this very process is over when its future is returned: it may touch what the forward goes on with, and
-    there is no latency to hide.
+    A call to this very process has ended when its future is returned: it may touch objects that the forward uses next,
+    and there is no latency to hide.
     """
 
     def issue() -> Future:
@@ -96,10 +96,10 @@ def fetch(rref: Any, timeout: float | None) -> Any:
 
 @outside_of_dynamo
 def issue_fetch(rref: Any, timeout: float | None) -> Future:
-    """Start `fetch` and return its future. Never raises: errors are kept for the wait.
+    """Start `fetch` and return its future; never raise, but keep errors for the wait.
 
     `to_here` has no asynchronous form; asking the owner for its local value carries the same tensors and the same
-    autograd history. An owner's own value is handed over at once: its identity matters, and nothing travels.
+    autograd history. An owner gets its own value at once: its identity matters, and nothing travels.
     """
     if getattr(rref, "is_owner", bool)():
         return _issue(rref, timeout, lambda limit: _completed(rref.to_here(limit)))
@@ -120,10 +120,10 @@ def create(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | 
 
 @outside_of_dynamo
 def make_rref(value: Any) -> Any:
-    """Return an RRef to a value of this very process, which whoever gets it fetches from here: `rpc.RRef(value)`.
+    """Return an RRef to a value of this very process, from which its receivers fetch the value: `rpc.RRef(value)`.
 
     Raises:
-        Exception: whatever `rpc.RRef` raises: there is no RPC agent.
+        Exception: whatever `rpc.RRef` raises, as when there is no RPC agent.
     """
     return rpc.RRef(value)
 
@@ -147,14 +147,14 @@ def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the docu
 ) -> Any:
     """Let a remote result take a gradient, and note where `fxlib.push_gradients` shall send it.
 
-    Returns the result as it is when grad mode is off, when it takes no gradient (integers), or when it already belongs
-    to an autograd graph (distributed autograd carries that gradient home by itself). Of a tuple, list or dict, each
-    tensor is tracked, and the push gets a structure like it, with None for what has no gradient. `index` is the call's
-    place in program order. The other arguments are those of the call whose result this is; the tape keeps them as they
-    are now, whatever becomes of the tensors until the push. The result may be written to in place.
+    This returns the result as it is if grad mode is off, if it takes no gradient (integers), or if it already belongs
+    to an autograd graph (distributed autograd carries that gradient home by itself). In a tuple, list or dict, each
+    tensor is tracked, and the push gets a structure like it, with None for parts without a gradient. `index` is the
+    call's position in program order. The other arguments are those of the call that returned the result; the tape keeps
+    them as they are now, whatever becomes of the tensors until the push. The result may be written to in place.
 
     Raises:
-        ContractError: there is no tensor in the result, so that `gradient` cannot be given a gradient.
+        ContractError: there is no tensor in the result, and so no gradient to give to `gradient`.
     """
     return _track(result, (to, gradient, args, kwargs, timeout, index), together=False)
 
@@ -165,15 +165,15 @@ def send_gradient(  # noqa: PLR0917 - as all operators: positional, in the docum
 ) -> Any:
     """Track a gradient as `track_gradient` does, with the same errors, and let it travel with others.
 
-    `fxlib.push_gradients` then sends neighbours to one server in one message, and those to several servers side by
-    side (`fxlib.runtime.gradients.pushes`).
+    `fxlib.push_gradients` then sends adjacent pushes to one server in one message, and pushes to several servers side
+    by side (`fxlib.runtime.gradients.pushes`).
     """
     return _track(result, (to, gradient, args, kwargs, timeout, index), together=True)
 
 
 @outside_of_dynamo
 def limit_in_flight(calls: int | None, size: int | None) -> None:
-    """Limit what this forward has in flight to each server from now on: so many messages, and bytes. None: no limit.
+    """Limit the messages and the bytes that this forward has in flight to each server from now on; None is no limit.
 
     Bytes are those of tensors: of a call's arguments, and of the largest result that its function has returned so far.
     """
@@ -182,7 +182,7 @@ def limit_in_flight(calls: int | None, size: int | None) -> None:
 
 
 def server_name(to: Any) -> str:
-    """Return the name of the worker that a call to `to` reaches; `to` in words when it cannot be told."""
+    """Return the name of the worker that a call to `to` reaches; `to` in words if the name is unknown."""
     if isinstance(to, str):
         return to
     if isinstance(to, rpc.WorkerInfo):
@@ -203,7 +203,7 @@ def is_this_process(to: Any) -> bool:
 
 
 def _own_name() -> str:
-    """Return the name of this process: asked once for each agent, since it takes as long as all else of a call."""
+    """Return the name of this process; each agent is asked once, since asking takes as long as the rest of a call."""
     agent = torch._C._distributed_rpc._get_current_rpc_agent()
     if _AGENT.known is None or _AGENT.known() is not agent:
         _AGENT.known, _AGENT.name = weakref.ref(agent), rpc.get_worker_info().name
@@ -229,7 +229,7 @@ def _start(start: Starter, to: Any, function: str, args: Args, kwargs: Kwargs, *
 
 
 def _rpc_async(to: Any, function: Any, *, args: Args, kwargs: Kwargs | None = None, timeout: float) -> Future:
-    # Not `rpc.rpc_async` itself, which `rref_proxy._invoke_rpc` treats apart: on an RRef of unknown type it would issue
+    # `rref_proxy._invoke_rpc` has a special case for `rpc.rpc_async` itself: on an RRef of unknown type it would issue
     # from a callback's thread, outside of the caller's autograd context, and the server's gradients would be lost.
     return rpc.rpc_async(to, function, args=args, kwargs=kwargs, timeout=timeout)
 

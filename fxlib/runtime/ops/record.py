@@ -1,7 +1,7 @@
-"""Recording of a run: when each call was issued, in flight and waited for, on the trainer's thread.
+"""Record a run: when each call was issued, in flight and waited for, on the trainer's thread.
 
-While nothing records, forwards pay one look at a thread-local variable. While something does, a forward runs the same
-generated code object over globals in which the operators of calls are timed.
+Without a recording, a forward pays one look at a thread-local variable. With one, it runs the same generated code
+object over globals in which the operators of calls are timed.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Recording:
 
     @property
     def timeline(self) -> Timeline:
-        """What was recorded so far: spans by start, seconds from the recording's start."""
+        """The timeline recorded so far: spans in the order of their starts, in seconds from the recording's start."""
         with self._lock:
             spans = sorted(self._spans, key=lambda span: span.start_s)
         return Timeline(spans=tuple(spans), step_s=self._now() if self._step_s is None else self._step_s)
 
     @contextmanager
     def span(self, kind: str, name: str = "", to: str = "") -> Iterator[None]:
-        """Record what the block does as one span, such as "backward" or "optimizer"."""
+        """Record the block as one span, such as "backward" or "optimizer"."""
         start = self._now()
         try:
             yield
@@ -73,7 +73,7 @@ class Recording:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the recording's start."""
+        """Return the seconds since the recording's start."""
         return self._now()
 
     def finish(self) -> None:
@@ -86,7 +86,7 @@ class Recording:
         nodes = {role: deque(filter(test, module.graph.nodes)) for role, test in _ROLES.items()}
         names: dict[str, Any] = dict(code.__globals__)
         for name, value in code.__globals__.items():
-            operator = getattr(value, "stands_for", value)  # a call that was made ahead stands for one that is made
+            operator = getattr(value, "stands_for", value)  # a call that was made ahead stands for a call of the graph
             for role, targets in _targets().items():
                 if callable(operator) and operator in targets:
                     names[name] = self._timed(role, operator, value, nodes[role])
@@ -112,13 +112,13 @@ class Recording:
         return timed
 
     def _note_issued(self, future: Any, flight: _InFlight) -> None:
-        key = id(future)  # alive until its wait, so no other has the same
+        key = id(future)  # the future lives until its wait, so its id is unique
         self._in_flight[key] = flight
         if hasattr(future, "add_done_callback"):
             future.add_done_callback(lambda _: self._note_answered(key))
 
     def _note_answered(self, key: int) -> None:
-        # At completion, or at the return of the wait, whichever comes first: callbacks run in a thread of their own.
+        # This runs at completion or at the wait's return, whichever is first: callbacks run in a thread of their own.
         if (flight := self._in_flight.pop(key, None)) is not None:
             for name in flight.names:
                 self.note("in_flight", name, flight.to, flight.start_s)
@@ -158,7 +158,7 @@ def record(recording: Recording | None = None) -> Iterator[Recording]:
 
 
 def exposed_s(timeline: Timeline) -> dict[str, float]:
-    """Seconds of a step for which the trainer's thread stood still in each call, by the call's name."""
+    """Return the seconds of a step for which the trainer's thread stood still in each call, by the call's name."""
     exposed: dict[str, float] = {}
     for span in timeline.spans:
         if span.kind in BLOCKED:
@@ -167,7 +167,7 @@ def exposed_s(timeline: Timeline) -> dict[str, float]:
 
 
 def call_name(node: Node) -> str:
-    """Name of the call as captured; an issue and its wait share it."""
+    """Return the name of the call as captured, which an issue and its wait share."""
     known = node.meta.get("call")
     if isinstance(known, str):
         return known

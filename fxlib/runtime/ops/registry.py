@@ -1,8 +1,8 @@
-"""The registry of the operators that fxlib puts into graphs: one row for each, for all who have to know them.
+"""The registry of the operators that fxlib puts into graphs, with one row for each that all their readers share.
 
 A new operator is a row here, its implementation, and a test. The wire takes its allow-list and its checks of arguments
-from here, analyses and clients the sets at the end. What a client of the user's own calls is a call kind
-(`fxlib.runtime.ops.calls`), and no operator of fxlib's.
+from here, and analyses and clients take the sets at the end. The functions of a user's own client form a call kind
+(`fxlib.runtime.ops.calls`), and are no operators of fxlib.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fxlib.runtime.tracking import result_structure
 
 
 class Role(Enum):
-    """What an operator is to a schedule."""
+    """The part that an operator plays in a schedule."""
 
     CALL = "blocks until a result is there"
     ISSUE = "begins a call, and is waited for"
@@ -40,13 +40,13 @@ class RuntimeOperator:
     label: str
     """The operator's name on the wire. It is a label: the implementation may move."""
     arguments: int | None = None
-    """The number of positional arguments of each call; None where calls of it differ, or are those of torch."""
+    """The number of positional arguments of each call; None if calls differ in it, or take the arguments of torch's."""
     destination_at: int | None = None
     """The position of the argument that is the server, or the RRef that leads to it."""
     function_at: int | None = None
-    """The position of the argument that names a remote function; those that are sent to it, and keywords, follow."""
+    """The position of the argument that names a remote function; that function's arguments and keywords follow it."""
     crosses_wire: bool = False
-    """Whether the result has surely been copied, so that it is no memory of the arguments."""
+    """Whether the result has surely been copied, so that it shares no memory with the arguments."""
 
 
 def _row(
@@ -58,7 +58,7 @@ def _row(
     written: str = "fxlib.runtime.ops",
     **facts: Any,
 ) -> RuntimeOperator:
-    # torch.fx names what generated code calls by the function's module. People read and diff that code, so the name
+    # Generated code of torch.fx names a function by its module. People read and diff that code, so the name
     # stays what it is, wherever the implementation moves.
     function.__module__ = written
     label = f"{of}.{function.__name__}"
@@ -96,16 +96,16 @@ def _functions(rows: Any) -> frozenset[object]:
 
 
 CALLS_BY_NAME: Final = _functions(each for each in OPERATORS if each.destination_at == 0 and each.function_at == 1)
-"""Operators whose first arguments are a destination and a function's name."""
+"""The operators whose first arguments are a destination and a function's name."""
 REPEATABLE: Final = CALLS_BY_NAME - {operators.create}
-"""Those of them that make no object on the server."""
+"""The operators among `CALLS_BY_NAME` that make no object on the server."""
 REACHING: Final = _functions(
     each for each in OPERATORS if each.destination_at == 0 and each.role in (Role.CALL, Role.ISSUE)
 )
-"""Calls and issues whose first argument is a destination."""
+"""The calls and issues whose first argument is a destination."""
 FETCHES: Final = _functions(each for each in OPERATORS if each.destination_at == 0 and each.label.endswith("fetch"))
 CROSSING: Final = _functions(each for each in OPERATORS if each.crosses_wire)
-"""Calls whose results have crossed a wire, even those to this very process: no memory of their arguments."""
+"""The calls whose results, even of this very process, have crossed a wire: they share no memory with arguments."""
 TRACKERS: Final = _functions(each for each in OPERATORS if each.role is Role.TRACK)
-"""Operators that let a remote result take a gradient."""
+"""The operators that let a remote result take a gradient."""
 CHECKS: Final = _functions(each for each in OPERATORS if each.role is Role.CHECK)
