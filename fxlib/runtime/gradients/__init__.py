@@ -1,4 +1,4 @@
 """Gradients of remote results on the trainer: how autograd hands them over, and how they are pushed.
 
-What a user calls is `fxlib.runtime.push_gradients`; what a server does with a gradient is not here.
+Users call `fxlib.runtime.push_gradients`; how a server applies a gradient is not in this folder.
 """

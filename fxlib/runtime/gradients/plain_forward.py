@@ -1,7 +1,7 @@
 """Track gradients of remote results in a forward that runs as it was written: without a graph, by hooks on the calls.
 
-All blocking idioms of `torch.distributed.rpc` go through one function of torch's, `rpc.api._invoke_rpc`. While such a
-forward runs, in its thread alone, the results of calls whose contract names a gradient take one.
+All blocking idioms of `torch.distributed.rpc` go through one function of torch, `rpc.api._invoke_rpc`. While such a
+forward runs, and in its thread alone, results of calls whose contract names a gradient take a gradient.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _TRAINED: WeakKeyDictionary[nn.Module, AsWritten] = WeakKeyDictionary()
 _FORWARDS: set[CodeType] = set()
 """The code of the forwards of models that could not be captured."""
 _RUNNING: dict[int, tuple[AsWritten, _Watch]] = {}
-"""Of the forwards of theirs that run now, in whichever thread."""
+"""The running forwards of models that could not be captured, in all threads: model and watch, by the watch's id."""
 _OURS = "fxlib_tracks_gradients"
-"""The attribute of what stands over `rpc.api._invoke_rpc`, and of what `functools.wraps` puts over that."""
+"""The attribute that marks our wrapper of `rpc.api._invoke_rpc`, and wrappers that `functools.wraps` makes of it."""
 
 
 class _Call(NamedTuple):
@@ -59,14 +59,14 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.watch: _Watch | None = None
         self.open: list[tuple[Any, _Watch | None]] = []
-        """The contexts outside of each watched forward that has not ended."""
+        """The context and the watch around each watched forward that has not ended."""
         self.direct: _Watch | None = None
-        """Of the last forward that was called by its own name, and so ran no hooks."""
+        """The watch of the last forward that was called by its own name, and so ran no hooks."""
         self.is_sending = False
-        """Whether a call is on its way through ours: where another tool lies in between, ours may be there twice."""
+        """Whether a call is passing through our wrapper, which may be there twice if another tool lies in between."""
 
     def current(self) -> _Watch | None:
-        """Return the watch of the forward that runs; one that an interrupt ended has been left behind."""
+        """Return the watch of the forward that runs, after dropping watches of forwards that an interrupt has ended."""
         while self.watch is not None and self.watch.caller is not None and not _is_running(self.watch.caller):
             _RUNNING.pop(id(self.watch), None)
             THREAD.forward, self.watch = self.open.pop()
@@ -78,21 +78,21 @@ _thread = _Thread()
 
 @dataclass(slots=True)
 class AsWritten:
-    """A model that could not be captured, and trains with `fxlib.push_gradients` all the same."""
+    """A model that could not be captured, and still trains with `fxlib.push_gradients`."""
 
     name: str
     contracts: Mapping[str, Contract]
     tape: Tape = field(default_factory=Tape)
     calls: dict[str, bool] = field(default_factory=dict)
-    """The remote calls that were made, and whether all gradients go where somebody has declared."""
+    """The remote calls that were made, and whether somebody has declared where all of their gradients go."""
     elsewhere: list[str] = field(default_factory=list)
-    """Calls that other threads made while a forward ran, and whose gradients would have to be pushed."""
+    """The calls that other threads made while a forward ran, and whose gradients would have to be pushed."""
     pending: list[_Watch] = field(default_factory=list)
-    """Of forwards that were called by their own name: when these end shows when somebody asks."""
+    """The watches of forwards that were called by their own name; whether these have ended is only seen on request."""
     told: bool = False
 
     def settle(self) -> None:
-        """Note what is to be pushed for forwards that were called by their own name, and have ended."""
+        """Note the pushes of forwards that were called by their own name and have ended."""
         if _FORWARDS:
             _observe()
         running = [each for each in self.pending if each.caller is not None and _is_running(each.caller)]
@@ -134,11 +134,11 @@ class _Watch:
         self._contracts = contracts
         self.calls = {} if calls is None else calls
         self.issued: list[str] = []
-        """Calls that the program issues itself, gradients of whose results would have to be pushed."""
+        """The calls that the program issues itself and whose results have gradients that would have to be pushed."""
         self.caller: FrameType | None = None
-        """What runs for as long as the forward does; None where the watch is ended whatever happens."""
+        """The frame that runs for as long as the forward does; None if the watch is ended whatever happens."""
         self.raising = sys.exc_info()[1]
-        """What was being handled when the forward began."""
+        """The exception that was being handled when the forward began."""
         self._index = 0
 
     def begin(self) -> None:
@@ -149,19 +149,19 @@ class _Watch:
         THREAD.forward, _thread.watch = self.forward, self
 
     def end(self, *, completed: bool) -> None:
-        """Stop watching; note what is to be pushed, if the forward came to its end."""
+        """Stop watching; note the pushes if the forward came to its end."""
         THREAD.forward, _thread.watch = _thread.open.pop()
         _RUNNING.pop(id(self), None)
         if completed:
             self.note()
 
     def note(self) -> None:
-        """Note what is to be pushed."""
+        """Note the pushes of the forward on the tape."""
         if self.forward.tracked:
             self._tape.add(self.forward.tracked, self.forward.backward)
 
     def answer(self, future: Any, call: _Call) -> Any:
-        """Return the future of a call; one that tracks the result where a gradient is to be pushed for it."""
+        """Return the future of a call; it tracks the result if a gradient is to be pushed for that."""
         mode, timeout = call.mode, call.timeout
         name, contract, to, args, kwargs = self.described(call)
         blocks = mode is RPCExecMode.SYNC
@@ -177,7 +177,7 @@ class _Watch:
         return _Answer(future, push, self.forward)
 
     def described(self, call: _Call) -> tuple[str, Contract | None, Any, Any, Any]:
-        """Return the name of what is called, its contract, on whom, and with which arguments."""
+        """Return the name of the called function, its contract, the server, and the arguments of the call."""
         to, function, _, args, kwargs, _ = call
         if function in _METHODS:
             to, method, args, kwargs = args
@@ -185,7 +185,7 @@ class _Watch:
         name, contract = self._of_function(function)
         if (called := method_called(function, tuple(args or ()))) is not None:
             own = contract_lookup.of_method_called(called.method, contract, self._contracts.get)
-            if own is not contract:  # from here on it is the method's call, as in a graph
+            if own is not contract:  # from here on, this is the method's call, as in a graph
                 return called.method.__qualname__, own, called.rref, called.args, kwargs
         return name, contract, to, args, kwargs
 
@@ -199,12 +199,12 @@ class _Watch:
     def _of_method(self, rref: Any, method: str) -> Contract | None:
         if (stated := self._contracts.get(f".{method}")) is not None:
             return stated
-        kind = rref._get_type(blocking=False).wait()  # known: the call has asked for it
+        kind = rref._get_type(blocking=False).wait()  # this is known, since the call has asked for it
         return contract_lookup.of_method(kind, method, self._contracts.get)
 
 
 class _Answer:
-    """The future of a blocking call, whose result takes a gradient."""
+    """The future of a blocking call whose result takes a gradient."""
 
     def __init__(self, future: Any, push: tuple[Any, ...], forward: ForwardContext) -> None:
         self._future = future
@@ -212,7 +212,7 @@ class _Answer:
         self._forward = forward
 
     def wait(self) -> Any:
-        """Wait for the result, and track it; a program that pushes by itself finds its `grad` all the same."""
+        """Wait for the result, and track it; a program that pushes by itself still finds its `grad`."""
         answered = self._future.wait()
         outer, THREAD.forward = THREAD.forward, self._forward
         try:
@@ -228,10 +228,10 @@ def tracked_calls(tape: Tape, contracts: Mapping[str, Contract], reason: str) ->
     """Let results of remote calls that a block makes take gradients, and note on `tape` where these are to go.
 
     Args:
-        tape: for `fxlib.push_gradients`.
-        contracts: of functions that declare none, by name.
-        reason: why the block runs in place of a graph; noted where the program issues such calls itself, whose results
-            cannot be tracked.
+        tape: the tape for `fxlib.push_gradients`.
+        contracts: contracts of functions that declare none, by name.
+        reason: why the block runs in place of a graph; it is noted if the program issues such calls itself, since their
+            results cannot be tracked.
     """
     watch, completed = _Watch(tape, contracts), False
     watch.begin()
@@ -249,8 +249,8 @@ def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, cal
 
     Args:
         model: the model.
-        contracts: of functions that declare none, by name.
-        calls: whether it may call servers at all. If not, nothing is hooked, and there is nothing to push.
+        contracts: contracts of functions that declare none, by name.
+        calls: whether the model may call servers at all. If not, nothing is hooked, and there is nothing to push.
     """
     if (known := _TRAINED.get(model)) is not None:
         known.contracts = contracts
@@ -265,7 +265,7 @@ def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, cal
 
 
 def _begin(module: nn.Module, _: Any) -> None:
-    """Watch the forward that begins. A copy of the model, which has the hooks as well, was not asked about."""
+    """Watch the forward that begins. A copy of the model has the hooks, too, but is not watched."""
     if (trained := _TRAINED.get(module)) is not None:
         watch = _Watch(trained.tape, trained.contracts, trained.calls)
         watch.begin()
@@ -287,12 +287,12 @@ def _is_running(caller: FrameType) -> bool:
 
 
 def as_written(module: nn.Module) -> AsWritten | None:
-    """Return what is known of a model that could not be captured; None of any other module."""
+    """Return the record of a model that could not be captured; None for any other module."""
     return _TRAINED.get(module)
 
 
 def _of_direct_call() -> _Watch | None:
-    """Return the watch of the forward that this thread runs without its hooks: called as `model.forward(x)`."""
+    """Return the watch of the forward that this thread runs without hooks, called as `model.forward(x)`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
@@ -328,9 +328,9 @@ def _note_elsewhere(call: _Call) -> None:
 
 
 def _observe() -> None:
-    """Put ours over torch's function, unless it is there; outside of a watched forward, it does what that does.
+    """Wrap torch's function, unless our wrapper is there; outside of a watched forward, it only calls the function.
 
-    Another tool may have taken it away since: one that put its own in before us, and torch's own back behind us.
+    Another tool may have removed the wrapper: one that set its own before ours, and later put torch's function back.
     """
     plain: Any = rpc.api._invoke_rpc
     if _is_ours(plain) or _is_ours(inspect.unwrap(plain, stop=_is_ours)):
@@ -364,4 +364,4 @@ def _observe() -> None:
 
 
 def _is_ours(function: Any) -> bool:
-    return getattr(function, _OURS, None) is True  # a mock has any attribute, though not this one
+    return getattr(function, _OURS, None) is True  # a mock has every attribute, but not with this value

@@ -1,10 +1,9 @@
 """Push gradients: one by one, as the program says, or in one message to each server, to all servers in parallel.
 
 A push that travels with others is made where the program makes it, in `fxlib.push_gradients`, and has been answered
-when that returns: after every statement of the program, servers hold what they hold in the blocking program. What is
-gained are round trips, and servers that work at the same time. To one server, pushes are made in program order, but
-those to different parts of its state side by side; a push that does not travel comes after all before it and before all
-behind it.
+when that returns: after every statement of the program, servers hold what they hold in the blocking program. This saves
+round trips, and servers work at the same time. Pushes to one server are made in program order, but those to different
+parts of its state side by side; a push that does not travel is made after all earlier ones and before all later ones.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 import signal
 import threading
 from _signal import getsignal  # type: ignore[import-not-found]
-from _signal import signal as set_signal  # what signal.signal calls, which makes enums of numbers, at half the cost
+from _signal import signal as set_signal  # signal.signal calls this, and makes enums of numbers at twice the cost
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -38,30 +37,30 @@ from fxlib.runtime.tracking.forward_context import Tracked
 from fxlib.spec.contract import Contract, contract_of
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that is slow to build, and a step builds many
+@dataclass(slots=True, eq=False)  # a frozen one would be slow to build, and a step builds many
 class Push:
     """The push of one gradient."""
 
     call: Tracked
     server: str
     function: Callable[..., Any] | None
-    """The function that takes the gradient; None where this process does not know it."""
+    """The function that takes the gradient; None if this process does not know it."""
     contract: Contract | None
     """The contract that the function declares."""
 
     @property
     def travels(self) -> bool:
-        """Whether it may be in flight beside pushes to other servers: it touches state of its server alone."""
+        """Whether the push may be in flight beside pushes to other servers: it touches only its own server's state."""
         return self.call.together and self.contract is not None
 
     @property
     def batchable(self) -> bool:
-        """Whether it may share a message with other pushes."""
+        """Whether the push may share a message with other pushes."""
         return self.contract is not None and self.contract.batchable
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Positional arguments of the call, the gradient last."""
+        """The positional arguments of the call, the gradient last."""
         return (*self.call.args, self.call.gradient_of_result())
 
 
@@ -99,15 +98,15 @@ def push_all(
     Args:
         pushes: the pushes of results that have a gradient, in program order.
         recording: the recording of the step, if there is one.
-        riders: reads that may travel behind the last pushes, one at most for each server. Those that cannot are told
-            of no outcome.
-        meanwhile: is called once the last messages were sent, if not all have been answered by then.
+        riders: reads that may travel behind the last pushes, at most one for each server. No outcome is delivered for
+            those that cannot.
+        meanwhile: a function that is called once the last messages were sent, if some are still unanswered.
 
     Raises:
-        Exception: what the first failing push in program order raises. On its server and part, none is made behind it;
-            which others are behind it and were made all the same, a note of the error says.
+        Exception: the error of the first failing push in program order. On its server and part, no later push is made;
+            a note on the error names the later pushes that were made elsewhere.
     """
-    # A call to this very process may touch what the program goes on with.
+    # A call to this very process may touch objects that the program uses next.
     at_home = set(filter(operators.is_this_process, {push.server for push in pushes}))
     left = len(pushes)
     for travels, each in groupby(pushes, key=lambda push: push.travels and push.server not in at_home):
@@ -141,10 +140,10 @@ def _push_side_by_side(
 
 
 class PushesInFlight:
-    """Pushes that were sent and are not waited for yet.
+    """Pushes that were sent and have not been waited for yet.
 
     Attributes:
-        pushes: these.
+        pushes: the pushes.
     """
 
     def __init__(self, pushes: Sequence[Push], recording: Recording | None, riders: Sequence[Rider]) -> None:
@@ -157,7 +156,7 @@ class PushesInFlight:
         """Wait for the answers.
 
         Raises:
-            Exception: as `push_all`.
+            Exception: the error that `push_all` would raise.
         """
         with nullcontext() if recording is None else recording.span("push"), uninterrupted():
             outcomes = self._round.outcomes()
@@ -165,7 +164,7 @@ class PushesInFlight:
 
 
 def may_be_left(pushes: Sequence[Push]) -> bool:
-    """Whether pushes may be waited for later: each server has one message of them, and none goes to this process."""
+    """Return whether pushes may be waited for later: each server gets one message, and none goes to this process."""
     if not all(push.travels and not operators.is_this_process(push.server) for push in pushes):
         return False
     servers = {push.server for push in pushes}
@@ -188,9 +187,9 @@ def _raise_first(pushes: Sequence[Push], outcomes: Mapping[Push, Any]) -> None:
 
 
 class _Round:
-    """Pushes to several servers, those to each in messages that are sent when the one before has succeeded.
+    """Pushes to several servers; each server gets its next message when the one before has succeeded.
 
-    At the first failure, no message is sent any more, and those in flight are waited for.
+    After the first failure, no further message is sent, and those in flight are waited for.
     """
 
     def __init__(self, pushes: Sequence[Push], recording: Recording | None, riders: Sequence[Rider] = ()) -> None:
@@ -228,10 +227,10 @@ class _Round:
             rider = self._riders.pop(server, None) if last and self._riders else None
             try:
                 return PushMessage(pushes, self._recording, rider)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the program's push raises it
+            except Exception as error:  # noqa: BLE001 - the program's push raises it, whatever it is
                 if rider is not None:
                     to_come.appendleft(pushes)
-                elif len(pushes) > 1:  # one of them is to blame, and those before it are not
+                elif len(pushes) > 1:  # one of them is to blame, and the ones before it are not
                     to_come.extendleft([push] for push in reversed(pushes))
                 else:
                     self._note({pushes[0]: Raised(error)})
@@ -261,7 +260,7 @@ def _raise(outcome: Any) -> None:
 
 
 def grouped_in_messages(pushes: Iterable[Push]) -> Iterator[list[Push]]:
-    """Put neighbours that may share a message into one list each; all are for one server."""
+    """Group adjacent pushes that may share a message into lists; all are for one server."""
     for batchable, group in groupby(pushes, key=attrgetter("batchable")):
         if batchable:
             yield list(group)
@@ -273,7 +272,7 @@ class PushMessage:
     """Pushes to one server in one message: those to different parts of its state side by side, others in order.
 
     Args:
-        pushes: in program order.
+        pushes: the pushes, in program order.
         recording: the recording of the step, if there is one.
         rider: reads that the server makes when the pushes have succeeded.
 
@@ -294,7 +293,7 @@ class PushMessage:
     def outcomes(self) -> dict[Push, Any]:
         """Wait for the answer, and return the outcomes; pushes after a failure have none.
 
-        There are none at all if the server refused the message, and all of its pushes are to be made singly.
+        There are no outcomes at all if the server refused the message, and all of its pushes are to be made singly.
         """
         try:
             answer = self._future.wait()
@@ -318,7 +317,7 @@ class PushMessage:
         answers = [answer] if len(self._chains) == 1 else answer
         found: dict[Push, Any] = {}
         for chain, told in zip(self._chains, answers, strict=True):
-            # A chain of one is the call itself; in another, the outcomes end with the first failure.
+            # A chain of one is the call itself; in longer ones, the outcomes end with the first failure.
             found |= zip(chain, [told] if len(chain) == 1 or batch.failed(told) else told, strict=False)
         return found
 
@@ -352,13 +351,13 @@ _FAILURES: frozenset[type] = frozenset({Raised, batch.Failure})
 
 
 def _chains(pushes: Sequence[Push]) -> list[list[Push]]:
-    """Divide pushes into lists that need not wait for each other; each list keeps program order."""
+    """Divide pushes into chains that need not wait for each other; each chain keeps program order."""
     states: dict[int, frozenset[str]] = {}
     chains: dict[tuple[frozenset[str], Hashable], list[Push]] = {}
     for push in pushes:
         contract, call = push.contract, push.call
         part = None if contract is None else contract.part_of(call.args, call.kwargs)
-        if part is None:  # it may touch all
+        if part is None:  # it may touch every part
             return [list(pushes)]
         if (state := states.get(id(contract))) is None:
             state = states[id(contract)] = _state_of(contract)
@@ -381,16 +380,17 @@ def _as_one(chain: Sequence[Push]) -> batch.Call:
 
 
 def _limit_s(chain: Sequence[Push]) -> float:
-    """Return the time that each push may take; where they have different ones, the message alone has a limit."""
+    """Return the time limit of each push, in seconds; if the limits differ, only the message has one."""
     default = float(rpc.get_rpc_timeout())
     limits = {_own_limit(push.call.timeout_s, default) for push in chain}
     return limits.pop() if len(limits) == 1 else NO_LIMIT
 
 
 def _limit_of(chains: Sequence[Sequence[Push]]) -> float:
-    """Return the time for a message: that of the pushes which wait for one another, where they wait longest.
+    """Return the time limit of a message, in seconds: that of the longest chain of pushes that wait for one another.
 
-    Where they run side by side, as many as a server runs at a time, it is once more: the first may run by itself.
+    If chains run side by side, as many at a time as a server has threads, one more round is added: the first chain may
+    run by itself.
     """
     default = float(rpc.get_rpc_timeout())
     timeouts = {push.call.timeout_s for chain in chains for push in chain}
@@ -412,10 +412,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Run the block to its end, and only then what came meanwhile: a Ctrl-C raises KeyboardInterrupt behind it.
+    """Run the block to its end, and only then the handlers of signals: a Ctrl-C raises KeyboardInterrupt after it.
 
-    Python runs handlers of signals in the main thread alone: in others, there is nothing to put off. Handlers that are
-    not Python's, such as the system's default of SIGTERM, act at once.
+    Python runs signal handlers only in the main thread: in other threads there is nothing to put off. Handlers that are
+    not Python's, such as the system's default for SIGTERM, act at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -19,12 +19,12 @@ from fxlib.runtime.tracking.forward_context import Tracked
 UNPUSHED_FORWARDS = 256
 """Number of forwards whose gradients are kept for a program that has never pushed any."""
 OWN_LOOP_FORWARDS = 8
-"""Number of forwards after which a program that gets remote results, but never pushes, is told how to."""
+"""Number of forwards after which a program that gets remote results, but never pushes, is told how to push."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """The pushes of one forward, in program order, and what may still bring gradients for them."""
+    """The pushes of one forward, in program order, and the backward that may still bring gradients for them."""
 
     pushes: Sequence[Push]
     backward: weakref.ref[Backward]
@@ -42,9 +42,9 @@ class _Forward:
 class Tape:
     """Remote results of past forwards whose gradients are still to be pushed, oldest first.
 
-    What can no longer receive a gradient (an evaluation, a forward without backward) is forgotten at the next forward.
-    A program that pushes may accumulate over as many forwards as it likes. One that has never pushed keeps the last
-    `UNPUSHED_FORWARDS`, and is warned when it loses more, so that memory stays bounded.
+    Results that can no longer receive a gradient (an evaluation's, or a forward's without backward) are forgotten at
+    the next forward. A program that pushes may accumulate over as many forwards as it likes. One that has never pushed
+    keeps the last `UNPUSHED_FORWARDS`, and is warned when it loses more, so that memory stays bounded.
     """
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ class Tape:
         return len(self._forwards)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tape:
-        return Tape()  # what is tracked belongs to forwards of the module that was copied
+        return Tape()  # tracked results belong to forwards of the module that was copied
 
     def add(self, tracked: Sequence[Tracked], backward: Backward, *, returned: bool = False) -> None:
-        """Append one forward, which has just ended; `returned`: the program was given tracked results."""
+        """Append a forward that has just ended; `returned` says whether the program got tracked results."""
         forward = _Forward(pushes_of(sorted(tracked, key=attrgetter("index"))), weakref.ref(backward))
         with self._lock:
             while self._forwards and self._forwards[-1].is_dead:

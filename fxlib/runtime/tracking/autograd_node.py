@@ -18,13 +18,13 @@ from fxlib.utils.pytree import mapped
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _AT_ONCE = 2**64 - 1
-"""The sequence number of a node that runs as soon as its gradient is there, as autograd's accumulators have it."""
+"""The sequence number of a node that runs as soon as its gradient is there; autograd's accumulators have the same."""
 _ROOT = torch.empty(0, requires_grad=True)
 """The input that makes autograd record the node; it receives no gradient."""
 
 
 def as_it_is(value: Any) -> Any:
-    """Return a value that does not change when the program later writes to its tensors."""
+    """Return a value like this one that does not change when the program later writes to its tensors."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -38,19 +38,19 @@ def as_it_is(value: Any) -> Any:
         return {name: as_it_is(each) for name, each in value.items()}
     try:
         return mapped(lambda each: as_it_is(each) if isinstance(each, torch.Tensor) else each, value)
-    except RecursionError:  # an object that holds itself
+    except RecursionError:  # an object holds itself
         return value
 
 
 def owned(gradient: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
-    """Return a gradient in memory that nobody else can write to: its own, or else that of a copy.
+    """Return a gradient in memory that nobody else can write to: its own memory, or else a copy's.
 
     A gradient owns its memory if no other tensor and no other object refers to the storage. The caller has made sure
     that nobody else holds `gradient` itself.
 
     Args:
-        gradient: as backward brought it.
-        strides: strides of the result in elements: those of the tensor whose gradient it is, as torch has it for
+        gradient: the gradient as backward brought it.
+        strides: the strides of the result, in elements: those of the tensor whose gradient it is, as torch does for
             leaves; None if that tensor is contiguous.
     """
     if gradient.layout is torch.strided and (
@@ -76,7 +76,7 @@ def _copied(gradient: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Te
 def _references_of_a_tensors_own() -> int:
     """Return `sys.getrefcount` of a storage to which only one tensor and a local variable refer.
 
-    Versions of torch differ: in some, the tensor refers to the storage's Python object, too.
+    This depends on the version of torch: in some, the tensor refers to the storage's Python object, too.
     """
     tensor = torch.empty(1)
     storage = tensor.untyped_storage()
@@ -86,15 +86,15 @@ def _references_of_a_tensors_own() -> int:
 class Backward:
     """Delivers gradients to the results of one forward; autograd's nodes alone keep it alive.
 
-    Gradients arrive at the end of a backward. From one that raises, none arrive, since how many it had computed by then
-    depends on the order in which the forward ran.
+    Gradients arrive at the end of a backward. If a backward raises, none arrive, since the number that it had computed
+    by then depends on the order in which the forward ran.
     """
 
     __slots__ = ("__weakref__", "_came")
 
     def __init__(self) -> None:
         self._came: dict[int, list[tuple[Slot, torch.Tensor]]] = {}
-        """The gradients so far, by torch's number of the running backward; backwards may run inside one another."""
+        """The gradients so far, by torch's number for the running backward; backwards may run inside one another."""
 
     def bring(self, came: Sequence[tuple[Slot, torch.Tensor]]) -> None:
         """Deliver gradients at the end of the backward that runs now."""
@@ -110,7 +110,7 @@ class Backward:
 
 
 def _sum(before: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Add a gradient to what came before, as autograd does in leaves: torch adds no dense tensor to a sparse one."""
+    """Return the sum of gradients as autograd forms it in leaves: torch adds no dense tensor to a sparse one."""
     if gradient.layout is torch.strided and before.layout is not torch.strided:
         return gradient + before
     return before + gradient
@@ -124,20 +124,20 @@ class Slot:
     strides: tuple[int, ...] | None = None
     """The strides of the gradient, in elements; None if it is contiguous."""
     in_distributed_autograd: bool = False
-    """Whether distributed autograd runs the backward: it keeps gradients in its own context, and none arrives here."""
+    """Whether distributed autograd runs the backward; it keeps gradients in its own context, and none arrives here."""
 
     def own(self, gradient: torch.Tensor, references: int) -> torch.Tensor:
         """Return a gradient in memory that nobody else can write to.
 
         Args:
-            gradient: as backward brought it.
+            gradient: the gradient as backward brought it.
             references: its `sys.getrefcount` in the node's backward.
         """
-        if gradient.requires_grad:  # with a graph of its own it is the program's, who asked for it, to copy
+        if gradient.requires_grad:  # it has a graph for which the program asked, and is the program's to copy
             return gradient
         if references == _references_of_backwards_own() and gradient._use_count() == 1:  # type: ignore[attr-defined]
             return owned(gradient, self.strides)
-        # A hook keeps it, it is another tensor's gradient, too, or it is what the program gave to `backward`.
+        # A hook keeps it, or it is another tensor's gradient, too, or the program gave it to `backward`.
         return _copied(gradient, self.strides)
 
 
@@ -149,16 +149,16 @@ def tracked(
     They have one node, whose Python runs once for all of them.
 
     Args:
-        tensors: such as take no gradient yet; they came together, and the program sees none of their hooks.
+        tensors: tensors that take no gradient yet; they came together, and the program sees none of their hooks.
         backward: delivers the gradients; the new node holds it.
         in_distributed_autograd: see `Slot`.
     """
-    _references_of_backwards_own()  # tried out here, since within a backward the first one would wait for another
+    _references_of_backwards_own()  # measured here: within a backward, the first use would wait for another backward
     return _tracked(tensors, backward, [Slot(None, None, in_distributed_autograd) for _ in tensors])
 
 
 def is_tracked(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is what `tracked` returned, and was not written to since."""
+    """Return whether a tensor is a result of `tracked`, and has not been written to since."""
     return tensor.grad_fn is not None and tensor.grad_fn.name() == _NAME
 
 
@@ -167,7 +167,7 @@ def _tracked(
 ) -> list[tuple[torch.Tensor, Slot]]:
     for tensor, slot in zip(tensors, slots, strict=True):
         if tensor.layout is torch.strided and not tensor.is_contiguous():
-            slot.strides = torch.empty_like(tensor).stride()  # as the tensor's, where that has no gaps or overlaps
+            slot.strides = torch.empty_like(tensor).stride()  # these are the tensor's if it has no gaps or overlaps
     given = [tensor.detach() for tensor in tensors], slots, backward
     outputs: tuple[torch.Tensor, ...] = _Take.apply(_ROOT, given)  # type: ignore[no-untyped-call]
     node: Any = outputs[0].grad_fn

@@ -1,13 +1,13 @@
-"""What is in flight to each server: limits on what one forward has there, and deadlines of calls that share a server.
+"""Flow control for each server: limits on what one forward has in flight, and deadlines of calls that share a server.
 
 A schedule keeps the limits by its order, as far as sizes were known when it was made. Here each issue is held back
 until enough of the earlier calls to its server have been answered. Answers arrive without the forward's help, so no
 issue is held forever; a call that is larger than the limit goes alone.
 
-No call may time out that would not have, issued one after another. A blocking program gives each call its whole
-timeout, because nothing else of its own is in the server's queue. The same call issued behind others waits for them
-first, and the RPC clock starts at issue; so its deadline is its own timeout plus those of the calls in flight before it
-to the same server.
+No call may time out that would not have timed out if calls were issued one after another. A blocking program gives each
+call its whole timeout, because nothing else of its own is in the server's queue. The same call issued behind others
+waits for them first, and the RPC clock starts at issue; so its deadline is its own timeout plus those of the calls in
+flight before it to the same server.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from fxlib.batch.known_rows import KnownRows
 
 NO_LIMIT = 0.0
-"""What `torch.distributed.rpc` takes for "no timeout"."""
+"""The timeout, in seconds, that `torch.distributed.rpc` takes for "no timeout"."""
 
 
 class Future(Protocol):
-    """A call in flight, as far as flow control asks it."""
+    """The part of a call in flight that flow control uses."""
 
     def done(self) -> bool:
         """Return whether the call has been answered."""
@@ -56,7 +56,7 @@ class _Server:
 
 
 class FlowControl:
-    """What one forward has in flight to each server, and its limits; only the thread of the forward uses it."""
+    """The calls that one forward has in flight to each server, and its limits; only the forward's thread uses this."""
 
     def __init__(self, calls: int | None, size: int | None) -> None:
         """Begin with nothing in flight."""
@@ -97,7 +97,7 @@ class FlowControl:
 
 
 def tensor_bytes(value: object) -> int:
-    """Return the bytes of all tensors in a nest of tuples, lists and dicts, and in rows that came with their state."""
+    """Return the bytes of all tensors in nested tuples, lists and dicts, and in rows that came with their state."""
     if isinstance(value, torch.Tensor):
         return value.nbytes if value.layout not in _SPARSE else _sparse_bytes(value)
     if isinstance(value, KnownRows):
@@ -108,28 +108,28 @@ def tensor_bytes(value: object) -> int:
 
 
 def _sparse_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of the values and of their indices in the COO format, which is near enough for other formats."""
+    """Return the bytes of values and indices in the COO format, which is close enough for other sparse formats."""
     values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
     return values.nbytes + 8 * tensor._nnz() * tensor.ndim
 
 
 _SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 _RETURNED: dict[str, int] = {}
-"""The most bytes that each function has returned, as far as a limited forward has seen it."""
+"""The size of the largest result of each function that a limited forward has seen, in bytes."""
 
 
 class _Completing(Protocol):
-    """A future, as far as it tells whether it is complete."""
+    """The part of a future that tells whether it is complete."""
 
     def done(self) -> bool:
-        """Return whether it is complete."""
+        """Return whether the future is complete."""
 
 
 class Deadlines:
-    """Own timeouts, in seconds, of the calls in flight to each server. Safe to share between threads.
+    """The own timeouts, in seconds, of the calls in flight to each server. Threads may share it.
 
-    Futures are asked, when the next call goes to their server: a callback of theirs would run in a thread of the RPC
-    layer, and take the interpreter's lock from the trainer's for every answer.
+    It asks futures whether they are complete when the next call goes to their server: callbacks would run in a thread
+    of the RPC layer, and take the interpreter's lock from the trainer's thread for every answer.
     """
 
     def __init__(self) -> None:
@@ -138,12 +138,12 @@ class Deadlines:
 
     @property
     def in_flight(self) -> int:
-        """How many calls are in flight, whether or not anybody waits for them."""
+        """The number of calls in flight, whether or not anybody waits for them."""
         with self._lock:
             return sum(len(self._pruned(server)) for server in self._in_flight)
 
     def deadline(self, server: str, timeout_s: float | None) -> float:
-        """Seconds that a call to `server` may take from now; its own timeout as it is when nothing is ahead of it."""
+        """Return the seconds that a call to `server` may take from now; its own timeout if no call is ahead of it."""
         with self._lock:
             ahead = [own for _, own in self._pruned(server).values()] if self._in_flight.get(server) else []
         if not ahead:
@@ -172,11 +172,11 @@ class Deadlines:
 
 
 DEADLINES = Deadlines()
-"""Of this process: what is in flight does not depend on the module that issued it."""
+"""The deadlines of this process, which all modules share: a call is in flight whichever module issued it."""
 
 
 def own_timeout(timeout_s: float | None) -> float:
-    """Return the timeout of a call in seconds, where None stands for that of the RPC layer; 0 is no limit."""
+    """Return the timeout of a call in seconds; None stands for the default of the RPC layer, and 0 is no limit."""
     if timeout_s is None or timeout_s == UNSET_RPC_TIMEOUT:
         return float(rpc.get_rpc_timeout())
     return float(timeout_s)

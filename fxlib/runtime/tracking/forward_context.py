@@ -20,12 +20,13 @@ _PLAIN = frozenset({torch.Tensor, bool, int, float, complex, str, bytes, type(No
 _LIBRARIES = frozenset({"builtins", "torch", "numpy", "collections"})
 
 
-@dataclass(slots=True, eq=False, kw_only=True)  # not frozen: that is slow to build, and a step builds many
+@dataclass(slots=True, eq=False, kw_only=True)  # a frozen one would be slow to build, and a step builds many
 class Tracked:
-    """A remote result that takes a gradient, and the call that this gradient is to be sent with.
+    """A remote result that takes a gradient, and the call with which this gradient is to be sent.
 
-    `value` is the result with slots in place of the tensors that take a gradient; `index`, the call's place in program
-    order; `together`: its gradient may share a message with others, and need not wait for those to other servers.
+    `value` is the result with slots in place of the tensors that take a gradient. `index` is the call's position in
+    program order. `together` says whether its gradient may share a message with others, and need not wait for those to
+    other servers.
     """
 
     value: Any
@@ -40,13 +41,13 @@ class Tracked:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a gradient has come and was not cleared."""
-        if len(self.slots) == 1:  # asked often
+        """Whether a gradient has arrived and was not cleared."""
+        if len(self.slots) == 1:  # this is asked often
             return self.slots[0].gradient is not None
         return any(slot.gradient is not None for slot in self.slots)
 
     def gradient_of_result(self) -> Any:
-        """Return the gradient that has come, in the structure of the result; None stands where there is none."""
+        """Return the gradient that has arrived, in the structure of the result, with None for parts without one."""
         value = self.value
         return value.gradient if type(value) is Slot else mapped(value, _gradient)
 
@@ -56,8 +57,8 @@ def _gradient(each: Any) -> torch.Tensor | None:
 
 
 Made: TypeAlias = tuple[ReferenceType[torch.Tensor], torch.Tensor, Slot]
-"""What stands for a result, and where its gradient arrives. It goes with the result, to which it refers: whatever has
-that one's id later is another one, and memory is held no longer than the graph holds it."""
+"""A reference to a result, the tensor that stands for it, and the slot at which its gradient arrives. It ends with the
+result: a later object may have the same id, and memory is held no longer than the graph holds it."""
 
 
 class Message(Protocol):
@@ -67,14 +68,14 @@ class Message(Protocol):
 
 
 class Check(Protocol):
-    """Is told that code of the program's own has run.
+    """A function that is called when code of the program's own has run.
 
     Args:
-        name: its node.
-        values: returns those of the nodes so far, by name.
+        name: the name of the code's node.
+        values: a function that returns the values of the nodes so far, by name.
 
     Returns:
-        What the forward returns, where another graph went on; None if nothing was changed.
+        The outcome of the forward, if another graph went on; None if nothing was changed.
     """
 
     def __call__(self, name: str, values: Callable[[], Mapping[str, Any]]) -> WentOn | None:
@@ -82,7 +83,7 @@ class Check(Protocol):
 
 
 class WentOn(BaseException):
-    """Holds what a forward returns, or the error that it raises, where another graph went on to its end."""
+    """Holds the result of a forward, or its error, after another graph went on to the forward's end."""
 
     def __init__(self, result: Any, error: BaseException | None = None) -> None:
         super().__init__()
@@ -97,27 +98,27 @@ class WentOn(BaseException):
 
 @dataclass
 class ForwardContext:
-    """What operators note while one forward runs."""
+    """The notes of operators while one forward runs."""
 
     grad_enabled: bool = True
-    """Grad mode of the caller."""
+    """The grad mode of the caller."""
     tracked: list[Tracked] = field(default_factory=list)
     refused: list[Exception] = field(default_factory=list)
-    """Errors of calls that could not be issued, kept for their waits."""
+    """The errors of calls that could not be issued, which their waits raise."""
     expects_objects: bool = True
-    """Whether results whose classes are the program's own are taken as they are, as what runs checks behind their
-    methods, or nobody checks."""
+    """Whether results of the program's own classes are taken as they are, because the graph checks after their methods,
+    or because nobody checks."""
     check: Check | None = None
-    """Is told of code of the program's own that has run in mid-step; None if nobody wants to know."""
+    """The function to call when code of the program's own has run in mid-step; None if there is nothing to check."""
     flow_control: FlowControl | None = None
     """The limits on what the forward may have in flight; None if there are none."""
     shares_nodes: bool = False
-    """Whether results that came in one message may share a node: the program sees no hook of theirs."""
+    """Whether results that came in one message may share a node, since the program sees none of their hooks."""
 
-    # Made when they are first asked for: most forwards never do.
+    # These are made on first use: most forwards never need them.
     @functools.cached_property
     def backward(self) -> Backward:
-        """Delivers gradients to the results of the forward."""
+        """The object that delivers gradients to the results of the forward."""
         return Backward()
 
     @functools.cached_property
@@ -127,7 +128,7 @@ class ForwardContext:
 
     @functools.cached_property
     def made(self) -> dict[int, Made]:
-        """What stands for results that may still be tracked, by their ids."""
+        """The stand-ins for results that may still be tracked, by the ids of the results."""
         return {}
 
     @functools.cached_property
@@ -149,7 +150,7 @@ def current_forward() -> ForwardContext | None:
 
 
 class ObjectReceived(BaseException):
-    """Ends generated code at a remote result whose class is the program's own: its methods may run in mid-step."""
+    """Ends generated code at a remote result of the program's own class, whose methods may run in mid-step."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -157,10 +158,10 @@ class ObjectReceived(BaseException):
 
 
 def received(result: Any) -> Any:
-    """Return a remote result.
+    """Return a remote result as it is.
 
     Raises:
-        ObjectReceived: a part of it is of a class of the program's own, and the forward does not expect that.
+        ObjectReceived: a part of it is of a class of the program's own, which the forward does not expect.
     """
     if type(result) in _PLAIN:
         return result

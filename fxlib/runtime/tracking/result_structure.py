@@ -17,7 +17,7 @@ def check_structure(result: Any, function: str, declared: int | tuple[Any, ...])
     """Check that a remote result has its declared number of elements, or its declared keys in their order.
 
     Raises:
-        ContractError: the structure is another. The program as written would have raised, or done more.
+        ContractError: the structure differs. The program as written would have raised, or done more.
     """
     if isinstance(declared, int):
         real: object = len(result) if isinstance(result, Sized) else f"none: it is a {type(result).__name__}"
@@ -37,10 +37,10 @@ def check_tensor(result: Any, function: str, dtype: torch.dtype, sizes: tuple[in
     """Check that a remote result, or a part of it, has the declared dtype and sizes; None stands for any size.
 
     Raises:
-        ContractError: they are others. The program was captured with what the contract declares.
+        ContractError: they differ. The program was captured with the dtype and sizes that the contract declares.
     """
     if isinstance(result, torch.Tensor):
-        if result.dtype is dtype and result.shape == sizes:  # in C, and most have no None
+        if result.dtype is dtype and result.shape == sizes:  # this compares in C, and most sizes have no None
             return
         alike = result.dtype is dtype and result.dim() == len(sizes)
         if alike and all(size in (None, real) for size, real in zip(sizes, result.shape, strict=True)):
@@ -62,7 +62,7 @@ def check_plain(result: Any, function: str, declared: object) -> None:
     A flag, a string and None are declared by value, as a forward decides by them: `(False,)`, `("done",)`, `(None,)`.
 
     Raises:
-        ContractError: it is another. The program was captured with what the contract declares.
+        ContractError: it differs. The program was captured with the kind or value that the contract declares.
     """
     if isinstance(declared, tuple):
         alike = type(result) is type(declared[0]) and result == declared[0]
@@ -78,7 +78,7 @@ def check_plain(result: Any, function: str, declared: object) -> None:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return tuples (named ones as well), lists and dicts like those in `value`, with all else in them changed."""
+    """Return tuples (also named ones), lists and dicts like those in `value`, with everything else in them changed."""
     if type(value) in (tuple, list):
         return type(value)([mapped(each, change) for each in value])
     if isinstance(value, tuple) and hasattr(value, "_make"):

@@ -1,4 +1,4 @@
-"""Let a remote result take a gradient, and note to which server this is pushed."""
+"""Let a remote result take a gradient, and note the server to which that is pushed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
     """
     if not torch.is_grad_enabled():
         return result
-    forward = current_forward() or ForwardContext()  # outside of a forward, nobody reads it
+    forward = current_forward() or ForwardContext()  # outside of a forward, nobody reads the notes
     if type(result) is torch.Tensor:
         if not _may_take_a_gradient(result):
             return result
@@ -46,7 +46,7 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
 
 
 def _made(result: torch.Tensor, forward: ForwardContext) -> tuple[torch.Tensor, Slot]:
-    """Return what stands for a result, and where its gradient arrives; make it for all results that came with it."""
+    """Return the stand-in for a result and its gradient's slot; make them for all results that came with it."""
     made, key = forward.made, id(result)
     if key not in made:
         message = forward.came_with.pop(key, _no_message)()
@@ -67,7 +67,7 @@ def _forgetting(made: dict[int, Made], key: int) -> Callable[[object], object]:
 
 
 def _no_message() -> None:
-    """Stands for the message of results that came by themselves."""
+    """Return no message; it stands for the message of results that came by themselves."""
 
 
 def _tracked(forward: ForwardContext, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, Slot]]:
@@ -89,7 +89,7 @@ def _may_take_a_gradient(tensor: torch.Tensor) -> bool:
 
 
 def _tensors(result: Any, where: str) -> dict[int, torch.Tensor]:
-    """Return the tensors in a result by their id: one that it holds twice has one gradient."""
+    """Return the tensors in a result by their ids; a tensor that the result holds twice has one gradient."""
     found: dict[int, torch.Tensor] = {}
     mapped(result, lambda each: found.setdefault(id(each), each) if isinstance(each, torch.Tensor) else None)
     if not found:
