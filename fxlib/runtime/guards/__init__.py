@@ -1,4 +1,4 @@
-"""What a graph takes for granted, checked before each run: facts of Python, inputs, weights, backward order.
+"""The conditions of a graph, checked before each run: facts of Python, inputs, weights, backward order.
 
-What a capture notes is made in `fxlib.capture`; what happens when a check fails is decided in `fxlib.runtime.module`.
+`fxlib.capture` notes the facts of a capture; `fxlib.runtime.module` decides what happens when a check fails.
 """

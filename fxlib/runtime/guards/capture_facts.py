@@ -1,7 +1,7 @@
-"""Facts of Python's that a capture used, and whether they are so still.
+"""Facts about Python objects that a capture used, and checks of whether they still hold.
 
-A fact is about one place: an attribute, an entry of a dict, what a list holds. As the places on the way to it are facts
-themselves, checked by identity, a program that found all of them unchanged would find the same again.
+A fact is about one place: an attribute, an entry of a dict, the contents of a list. Since the places on the way to it
+are facts themselves, checked by identity, a program that found all of them unchanged would find the same again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fxlib.runtime.guards.dict_entries import Mark
 
 
 class Kind(Enum):
-    """Where a fact was read."""
+    """The kind of place in which a fact was read."""
 
     ATTRIBUTE = "attribute of an object's own"
     ITEM = "entry of a dict"
@@ -43,7 +43,7 @@ class Kind(Enum):
 
 
 GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
-"""Functions by which a forward behaves otherwise where no gradients are recorded, besides recording none."""
+"""Functions by which a forward may behave differently without gradients, besides not recording them."""
 SCALARS = (bool, int, float, complex, str, bytes, type(None), range, slice)
 REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS, Kind.CELL, Kind.DEFAULTS)
 _DEFAULTS = attrgetter("__defaults__", "__kwdefaults__")
@@ -51,23 +51,23 @@ _DEFAULTS = attrgetter("__defaults__", "__kwdefaults__")
 
 @dataclass(eq=False, slots=True)
 class Fact:
-    """What was found in one place when a forward was captured."""
+    """The value that was found in one place when a forward was captured."""
 
     kind: Kind
     owner: Any
     key: Any
     value: Any
     where: str = ""
-    """The statement of the program that writes there, if one does."""
+    """The statement of the program that writes to that place, if one does."""
     recall: Callable[[], Any] | None = None
-    """Asks a cache of C's for an answer that is there: its entries show only that they are."""
+    """A function that asks a cache written in C for an answer that it has; entries of such a cache show no values."""
 
     def now(self) -> Any:
-        """Return what is there now."""
+        """Return the value that is there now."""
         return _READERS[self.kind](self.owner, self.key)
 
     def holds(self) -> bool:
-        """Return whether what is there now is what was there, or equal to it, where it has no identity of its own."""
+        """Return whether the same value is there now, or an equal one if it has no identity of its own."""
         if self.kind is Kind.MEMO:
             return self._is_filled()
         now = self.now()
@@ -76,14 +76,14 @@ class Fact:
         return same(now, self.value) or (self.kind is Kind.VALUE and _same_elements(now, self.value))
 
     def _is_filled(self) -> bool:
-        """Whether a run has filled the entry with what the capture computed: from then on it is that very entry."""
+        """Return whether a run has filled the entry with the captured result, and hold the fact to that entry then."""
         if (entry := self.now()) is Mark.ABSENT or not same(self.recall() if self.recall else entry, self.value):
             return False
         self.kind, self.value = Kind.ITEM, entry
         return True
 
     def restore(self) -> None:
-        """Put back what was there."""
+        """Put back the value that was there."""
         if self.kind is Kind.MEMO:
             dict.pop(self.owner, self.key, None)
         if self.kind is Kind.CONTENTS:
@@ -128,7 +128,7 @@ class Fact:
 
 
 class Change(NamedTuple):
-    """A difference from what was found at capture: how to put back what was found, and how to change it again."""
+    """A difference from the capture: how to put back what was found, and how to change it again."""
 
     undo: Callable[[], object]
     redo: Callable[[], object]
@@ -148,9 +148,9 @@ def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def change_of(fact: Fact) -> Change:
-    """Return what is to be done about a fact that does not hold."""
+    """Return how to undo, and how to redo, the change because of which a fact does not hold."""
     now, undo = fact.now(), fact.restore
-    if fact.kind is Kind.LENGTH:  # nobody has looked at what it held
+    if fact.kind is Kind.LENGTH:  # nobody has looked at the contents
         held = contents_of(fact.owner)
         undo = functools.partial(_refill, fact.owner, _of_length(held, fact.value, type(fact.owner)))
         return Change(undo, functools.partial(_refill, fact.owner, held))
@@ -159,7 +159,7 @@ def change_of(fact: Fact) -> Change:
         was = [(key, tensors.get(key, value) if value is Mark.TENSOR else value) for key, value in fact.value]
         undo = functools.partial(_refill, fact.owner, was)
     redo = Fact(fact.kind, fact.owner, fact.key, now).restore
-    if fact.kind is Kind.GETTER:  # what is computed may follow from other facts, and cannot be set
+    if fact.kind is Kind.GETTER:  # a computed value may follow from other facts, and cannot be set
         return Change(functools.partial(_if_possible, undo), functools.partial(_if_possible, redo))
     return Change(undo, redo)
 
@@ -170,7 +170,7 @@ def _if_possible(put: Callable[[], object]) -> None:
 
 
 def _of_length(held: Any, length: int, kind: type) -> Any:
-    """Return contents of another length, of a container of which only the length counts."""
+    """Return contents of another length, for a container of which only the length counts."""
     more = range(length - len(held))
     if issubclass(kind, dict):
         return [*held[:length], *((object(), None) for _ in more)]
@@ -179,14 +179,14 @@ def _of_length(held: Any, length: int, kind: type) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentFact:
-    """What an argument of the forward, or a part of one, must be or must not be.
+    """A condition on an argument of the forward, or on a part of one.
 
     Args:
         name: the argument; empty for the captured module itself.
         steps: how to get from it to the part: attributes ("getattr", name), elements ("getitem", key), and calls of
             methods that only read ("get", arguments).
         test: "is not", "isinstance", "type is", "lacks" (an attribute), or "equals".
-        value: what the argument is held to: one object, a class, or a size.
+        value: the value to which the argument is held: one object, a class, or a size.
         other: for "is not", another argument with its steps, in place of `value`.
     """
 
@@ -197,11 +197,11 @@ class ArgumentFact:
     other: tuple[str, tuple[tuple[str, Any], ...]] | None = None
 
     def broken(self, arguments: Mapping[str, Any]) -> str:
-        """Return what about the argument is otherwise, in words; empty if nothing is."""
+        """Return in words how the argument differs; empty if it does not."""
         try:
             found = follow(arguments[self.name], self.steps)
             value = self.value if self.other is None else follow(arguments[self.other[0]], self.other[1])
-        except Exception:  # noqa: BLE001 - whatever an argument raises, the forward itself shall meet it
+        except Exception:  # noqa: BLE001 - the forward itself shall meet whatever an argument raises
             return f"{self._place()} is not there"
         if self.test == "equals" and found != value:
             return f"{self._place()} is {found!r}, and was {value!r} at capture"
@@ -226,7 +226,7 @@ class ArgumentFact:
 
 
 def follow(value: Any, steps: Iterable[tuple[str, Any]]) -> Any:
-    """Return the part of a value that steps, as of an `ArgumentFact`, lead to."""
+    """Return the part of a value to which steps lead, as those of an `ArgumentFact`."""
     for step, key in steps:
         if step == "getattr":
             value = getattr(value, key)
@@ -238,7 +238,7 @@ def follow(value: Any, steps: Iterable[tuple[str, Any]]) -> Any:
 
 
 def same(now: Any, value: Any) -> bool:
-    """Whether a value is what it was: the same object, or an equal one of a kind that has no identity to speak of."""
+    """Return whether a value is what it was: the same object, or an equal one of a kind without a notable identity."""
     if now is value:
         return True
     if value is Mark.TENSOR:
@@ -273,7 +273,7 @@ def _same_elements(now: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:
-    """Return the dict in which an object keeps attributes of its own."""
+    """Return the dict in which an object keeps its own attributes."""
     found: dict[str, Any] = object.__getattribute__(owner, "__dict__")
     return found
 
@@ -284,8 +284,8 @@ def class_items(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def contents_of(container: Any) -> Any:
-    """Return what a container holds, to be compared with `same`; None of what is no container."""
-    if isinstance(container, OrderedDict):  # which keeps an order of its own
+    """Return the contents of a container, to be compared with `same`; None if the value is no container."""
+    if isinstance(container, OrderedDict):  # it keeps an order of its own
         return tuple(OrderedDict.items(container))
     if isinstance(container, dict):
         return tuple(dict.items(container))
@@ -301,12 +301,12 @@ def contents_of(container: Any) -> Any:
 
 
 def is_container(value: Any) -> bool:
-    """Return whether what a value holds may change, and `contents_of` knows it."""
+    """Return whether a value's contents may change, and `contents_of` knows them."""
     return issubclass(type(value), (list, dict, set, deque, bytearray, array, memoryview)) or is_array(value)
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array of NumPy's, without loading NumPy."""
+    """Return whether a value is a NumPy array, without loading NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(type(value), numpy.ndarray)
 
@@ -355,7 +355,7 @@ def _of_cell(owner: Any, _: Any) -> Any:
 
 
 def computed(owner: Any, key: str) -> Any:
-    """Return an attribute as an object answers for it."""
+    """Return an attribute with the value that the object itself gives for it."""
     try:
         return getattr(owner, key)
     except AttributeError:

@@ -1,9 +1,9 @@
 """The conditions under which a captured graph, or a rewrite of it, stands for its model; each forward checks them.
 
-A program may let depend on the order in which backward runs more than the sums that a rewrite keeps. A rewrite keeps
-the order in which each tensor's gradients add up, and may change which of two branches comes first. Two hooks that
-share state, or draw random numbers, then see their gradients in another order; and where a backward makes a graph of
-its own (`create_graph=True`), second derivatives add up in the order in which it did.
+The order in which backward runs may matter to a program in more ways than a rewrite keeps. A rewrite keeps the order in
+which each tensor's gradients add up, and may change which of two branches comes first. Two hooks that share state, or
+draw random numbers, then see their gradients in another order; and if a backward makes a graph of its own
+(`create_graph=True`), second derivatives add up in the order in which that backward ran.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _ALWAYS = frozenset({"inplace", "max_norm"})
 
 
 class _BackwardOrder:
-    """Whether the order in which backward runs shows, as far as is known of one module."""
+    """Tells whether the order in which backward runs shows, as far as is known for one module."""
 
     def __init__(self) -> None:
         self._makes_graphs = False
         self._handles = -1
-        """How many hooks this process had registered, on anything, when parameters were looked at and had none."""
+        """The number of hooks that this process had registered, on anything, when the parameters were seen without."""
 
     def shows(self, tensors: Iterable[Any]) -> str:
         """Return why the order shows, in words; empty if it does not.
 
         Args:
-            tensors: that may have hooks: parameters, and arguments of the forward.
+            tensors: the tensors that may have hooks: parameters, and arguments of the forward.
         """
         if self._makes_graphs:
             return "a backward made a graph (create_graph=True), and second derivatives add up in the order it runs in"
@@ -72,7 +72,7 @@ class _BackwardOrder:
         return ""
 
     def watch(self, result: Any) -> None:
-        """Learn of a backward through the result of a forward that makes a graph."""
+        """Watch the result of a forward for a backward through it that makes a graph."""
         if self._makes_graphs:
             return
         known = self._handles == RemovableHandle.next_id
@@ -80,7 +80,7 @@ class _BackwardOrder:
         for each in many if isinstance(result, dict | tuple | list) else (result,):
             if type(each) is torch.Tensor and each.grad_fn is not None:
                 each.grad_fn.register_prehook(self._came)
-        if known:  # those that were registered since are these
+        if known:  # the hooks that were registered since are these
             self._handles = RemovableHandle.next_id
 
     def _came(self, _: Any) -> None:
@@ -100,7 +100,7 @@ def _has_hooks(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedAnswers:
-    """What a forward has asked of torch during the capture; the graph is only valid for the same answers."""
+    """The questions that a forward has asked torch during the capture; the graph is only valid for the same answers."""
 
     grad_mode: bool = False
     """Whether the forward has asked if gradients are recorded, or has set that."""
@@ -109,14 +109,14 @@ class FixedAnswers:
     tensor_metadata: bool = False
     """Whether the forward has asked for dtypes, devices or shapes of parameters and buffers."""
     strides: bool = False
-    """Whether the strides of parameters and buffers count, too."""
+    """Whether the graph is bound to the strides of parameters and buffers, too."""
     classes: bool = False
     """Whether the forward has asked for the classes of parameters or buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fact:
-    """`owner.name` is `value`; `table` is the one of the owner's that holds it, or empty for its plain attributes."""
+    """The fact that `owner.name` is `value`; `table` names the owner's table with it, and is empty for attributes."""
 
     owner: nn.Module
     table: str
@@ -133,7 +133,7 @@ class _Fact:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`container[key]` is `value`, and the container has `size` entries, where that is said."""
+    """The fact that `container[key]` is `value`, and that the container has `size` entries if a size is given."""
 
     container: Any
     key: Any
@@ -161,12 +161,12 @@ class _Watched:
 
 
 class Conditions:
-    """What must hold for a graph to stand in for its model.
+    """The conditions under which a graph stands in for its model.
 
-    These are grad mode and the training flags of all modules; which modules there are, their hooks (those of the root
-    run in any case), and that no `forward` was replaced on an instance; what of Python's state the forward has read,
-    and of its arguments; which parameters take a gradient, where it has asked that; what parameters and buffers look
-    like, where the graph has fixed that.
+    These are grad mode and the training flags of all modules; the modules themselves, their hooks (those of the root
+    run in any case), and that no `forward` was replaced on an instance; the Python state and the properties of
+    arguments that the forward has read; which parameters take a gradient, if the forward has asked that; and the
+    metadata of parameters and buffers, if the graph has fixed that.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Conditions:
         self.python = facts
         parts = [] if original is None else [each for _, each in local_modules(original)]
         self.fixed: Mapping[str, Any] = {}
-        """The numbers, flags and None that arguments had at capture; the graph is for these values."""
+        """The numbers, flags and None that arguments had at capture; the graph is valid for these values."""
         self.asks_grad_mode = asked.grad_mode
         self._original = original
         self._most, self._unnamed = _taken_by_position(original)
@@ -219,7 +219,7 @@ class Conditions:
         self._entries: Sequence[Entry] = ()
 
     def fix_entries(self, entries: Sequence[Entry]) -> None:
-        """Require that the containers which led to objects of the graph, such as RRefs, hold the same as now."""
+        """Require that the containers which led to objects of the graph, such as RRefs, keep their present contents."""
         self._entries = entries
 
     def fix_training(self, flags: Mapping[nn.Module, bool]) -> None:
@@ -263,9 +263,9 @@ class Conditions:
 
     @property
     def unhooked(self) -> Collection[int]:
-        """Ids of the original's modules that have no hooks, no `forward` of their own, and the modules that they had.
+        """The ids of the original's modules without hooks or a `forward` of their own, which hold the same modules.
 
-        So it is where nothing is broken. Where hooks of all modules were there at capture, there are none of them.
+        This is so while no condition is broken. There are none if hooks of all modules existed at capture.
         """
         return (self._watched or self._watch()).plain
 
@@ -296,7 +296,7 @@ class Conditions:
         return self._replaced() or _foreign_mode() or _foreign_hooks() or self.python.broken(self.module)
 
     def changes(self) -> list[Change]:
-        """Return what differs from the capture and may be put back; `broken` tells behind that of what else differs."""
+        """Return the differences from the capture that may be put back; `broken` then tells of any others."""
         found = self.python.changes()
         if self._original is not None and self._original.training is not self._facts[0].value:
             found.append(changed_entry(self._original.__dict__, "training", self._facts[0].value))
@@ -319,11 +319,11 @@ class Conditions:
         return found
 
     def _replaced(self) -> str:
-        """Return what has been put in the place of something that the graph found at capture, in words."""
+        """Return in words what has replaced something that the graph found at capture."""
         if not all(map(is_, map(getattr, self._callers, self._calling), self._called)):
             changed = next(kind for kind, name, call in self._calls if getattr(kind, name) is not call)
             return f"what calls a {changed.__name__} is not what it was at capture"
-        if not (self._tied or self._recurrent or self._entries or self._gradients):  # as mostly
+        if not (self._tied or self._recurrent or self._entries or self._gradients):  # this is the usual case
             return ""
         for one, table, name, other, its, key in self._tied:
             if one.__dict__[table].get(name) is not other.__dict__[its].get(key):
@@ -359,7 +359,8 @@ class Conditions:
     def refuses(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return why the original's forward refuses a call that the generated one may take; empty if it does not.
 
-        That takes by position what is keyword-only in the original, and by name what is positional-only.
+        The generated forward takes by position what is keyword-only in the original, and by name what is
+        positional-only.
         """
         if len(args) > self._most:
             return f"{len(args)} positional arguments were given, and the forward takes {self._most}"
@@ -409,7 +410,7 @@ class Conditions:
                     owner = type(fact.owner).__name__
                     return f"the training flag of {owner} is {now}, and was {fact.value} at capture"
                 return f"{fact} is not what it was at capture"
-            watched.entries.hold_to(index, now)  # an equal value: compared by identity from now on
+            watched.entries.hold_to(index, now)  # the value is equal, and compared by identity from now on
         return ""
 
 
@@ -423,7 +424,7 @@ def _set_class(module: nn.Module, kind: type) -> None:
 
 
 def _foreign_mode() -> str:
-    """Return which mode of the user's sees every operation, in words: between two of them it may change the model."""
+    """Return in words which mode of the user's sees every operation: between two of them, it may change the model."""
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         for each in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()):
             if not type(each).__module__.startswith(("torch.", "fxlib.")):
@@ -432,7 +433,7 @@ def _foreign_mode() -> str:
 
 
 def _foreign_hooks() -> str:
-    """Return that hooks of the user's see what is saved for backward, in words: they may change the model, too."""
+    """Return in words that hooks of the user's see what is saved for backward: they may change the model, too."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks and not str(getattr(hooks[0], "__module__", "")).startswith(("torch.", "fxlib.")):
         return "a hook sees every tensor that is saved for backward, in the order in which the program saves them"
@@ -446,7 +447,7 @@ def _brief(value: Any) -> str:
 def shared_gradient(arguments: Iterable[Any]) -> str:
     """Return why these arguments' gradients may add up in another order than a rewrite kept; empty if they do not.
 
-    The order is kept for each input by itself; a parameter, or one tensor under two names, has uses beside those.
+    The order is kept for each input by itself; a parameter, or one tensor under two names, has further uses.
     """
     seen: set[int] = set()
     for value in arguments:
@@ -458,14 +459,14 @@ def shared_gradient(arguments: Iterable[Any]) -> str:
 
 
 def parameters_of(forward: Callable[..., Any]) -> tuple[Parameter, ...]:
-    """Return a generated forward's parameters but for `self`."""
+    """Return the parameters of a generated forward, without `self`."""
     return tuple(inspect.signature(forward).parameters.values())[1:]
 
 
 def _taken_by_position(original: nn.Module | None) -> tuple[float, frozenset[str]]:
-    """Return how many arguments the original's forward takes by position, and the names of those that it takes so only.
+    """Return how many arguments the original's forward takes by position, and the names of positional-only ones.
 
-    It is infinitely many where one of its parameters takes all further ones, or where nothing is known.
+    The number is infinite if one of its parameters takes all further arguments, or if nothing is known.
     """
     try:
         parameters = [] if original is None else inspect.signature(original.forward).parameters.values()
@@ -480,7 +481,7 @@ def _taken_by_position(original: nn.Module | None) -> tuple[float, frozenset[str
 
 
 def _bound(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by the names of the parameters; of a wrong call, the call itself will tell."""
+    """Return the arguments of a call by the names of the parameters; a wrong call itself raises its error later."""
     found: dict[str, Any] = {}
     for index, each in enumerate(parameters):
         if each.kind is each.VAR_POSITIONAL:
@@ -511,7 +512,7 @@ def _tied(parts: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, str, nn.
 
 
 def _listed(module: nn.RNNBase) -> bool:
-    """Return whether what a recurrent module runs with are its parameters."""
+    """Return whether the weights with which a recurrent module runs are its parameters."""
     return all(map(is_, module._flat_weights, map(module._parameters.get, module._flat_weights_names)))
 
 

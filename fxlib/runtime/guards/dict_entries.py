@@ -1,4 +1,4 @@
-"""Compare entries of dicts with the objects that they must hold; most guards are comparisons of this kind."""
+"""Compare entries of dicts with the objects that they must hold; most guards are such comparisons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch._C._dynamo.guards import dict_version
 
 CHANGES_TO_RESTLESS: Final = 3
-"""Number of checks before which a dict was written to, after which its entries are compared at each check."""
+"""Number of checks that find a dict written to, after which its entries are compared at each check."""
 
 
 class Mark(Enum):
@@ -20,34 +20,34 @@ class Mark(Enum):
 
     ABSENT = "nothing"
     TENSOR = "a tensor"
-    """Stands for any tensor, since the graph reads it at each run."""
+    """The mark that stands for any tensor, since the graph reads it at each run."""
 
 
 _ABSENT = Mark.ABSENT
-"""Looked up once: members of an Enum are slow to reach."""
+"""The mark, looked up once, since members of an Enum are slow to reach."""
 
 
 class DictEntries:
-    """Entries of dicts, and the object that each is held to: `Mark.ABSENT` where there was none.
+    """Entries of dicts, and the object to which each is held: `Mark.ABSENT` for an entry that did not exist.
 
     Each dict has a version, which every write to it replaces. A check compares the versions of all dicts with those of
-    the last check that held, and where one is another, all entries. A dict that is written to again and again is
-    compared by its entries at once.
+    the last check that held and, if one differs, all entries. For a dict that is written to again and again, it
+    compares the entries directly.
     """
 
     def __init__(self) -> None:
         self._entries: list[tuple[dict[Any, Any], Any, Any]] = []
         self._orders: list[tuple[dict[Any, Any], Sequence[Any]]] = []
         self._changes: dict[int, int] = {}
-        """By the id of a dict: at how many checks it had another version."""
+        """The number of checks at which a dict had another version, by the dict's id."""
         self._all: _Comparison | None = None
-        """Of all entries; None where some were added since it was made."""
+        """The comparison of all entries; None if some were added since it was made."""
         self._restless: _Comparison | None = None
-        """Of the entries of dicts that are written to again and again; None where there are none."""
+        """The comparison of the entries of dicts that are written to again and again; None if there are none."""
         self._steady: list[dict[Any, Any]] = []
-        """The other dicts."""
+        """The dicts that are not written to again and again."""
         self._versions: list[int] | None = None
-        """Those of the steady dicts when all entries held; None where they never have."""
+        """The versions of the steady dicts when all entries held; None if they never have."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -58,12 +58,12 @@ class DictEntries:
         self._all = self._versions = None
 
     def add_order(self, table: dict[Any, Any], keys: Sequence[Any]) -> None:
-        """Hold a dict, and none of a class of its own, to these very keys in this order."""
+        """Hold a plain dict to exactly these keys in this order."""
         self._orders.append((table, keys))
         self._all = self._versions = None
 
     def now(self, index: int) -> Any:
-        """Return what the entry that was added as number `index` holds now."""
+        """Return the present value of the entry that was added as number `index`."""
         table, key, _ = self._entries[index]
         return dict.get(table, key, _ABSENT)
 
@@ -80,7 +80,7 @@ class DictEntries:
         return self._compare(versions)
 
     def _compare(self, versions: list[int]) -> bool:
-        """Compare all entries, and where they hold, note the versions that dicts had before."""
+        """Compare all entries and, if they hold, note the versions that dicts had before."""
         if self._all is None:
             self._lay_out()
             versions = list(map(dict_version, self._steady))
@@ -99,7 +99,7 @@ class DictEntries:
         return True
 
     def _lay_out(self) -> None:
-        """Sort dicts into those that are written to again and again, and the others; no version of these is known."""
+        """Divide dicts into those that are written to again and again, and steady ones, without known versions yet."""
         tables = {id(table): table for table, _, _ in self._entries} | {id(table): table for table, _ in self._orders}
         restless = {each for each in tables if self._changes.get(each, 0) >= CHANGES_TO_RESTLESS}
         self._all = _Comparison(self._entries, self._orders, tables.keys())
@@ -113,8 +113,8 @@ class _Comparison:
 
     Args:
         entries: dict, key and value of each entry of any dict.
-        orders: dicts, and their keys.
-        ids: of the dicts whose entries these are.
+        orders: dicts and their keys.
+        ids: the ids of the dicts whose entries are compared.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The guards on the inputs of a graph made by `torch.export`, and their checks.
 
-Export runs the model once on sample inputs, and what the program decided by their structure, sizes and plain values
-is decided in the graph. Conditions on sizes are data, nests of tuples with an operation first: nothing is evaluated
-that was received.
+Export runs the model once on sample inputs, and the graph fixes all that the program decided by their structure, sizes
+and plain values. Conditions on sizes are data, nested tuples with an operation first: no received code is evaluated.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "max": lambda *values: max(values),
     "min": lambda *values: min(values),
 }
-"""The operations of an expression; all are on whole numbers."""
+"""The operations of an expression; all of them work on whole numbers."""
 _WORDS: Mapping[str, str] = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "mod": "%", "floordiv": "//",
     "add": "+", "mul": "*", "and": "and", "or": "or",
@@ -44,18 +43,19 @@ _PLAIN = frozenset({bool, int, float, str, type(None)})
 _TENSORS = frozenset({torch.Tensor})
 _METADATA = operator.attrgetter("layout", "shape", "dtype", "device", "requires_grad")
 _MAX_FITTED = 64
-"""Number of combinations of shapes, strides, kinds and plain values of the arguments that are remembered to fit."""
+"""The number of combinations of shapes, strides, kinds and plain values of arguments that are remembered to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorGuard:
-    """A tensor of this kind; `sizes` has a number, a symbol or an expression for each dimension."""
+    """A guard for one tensor; `sizes` has a number, a symbol or an expression for each dimension."""
 
     dtype: torch.dtype
     device: str
     sizes: tuple[Expression, ...]
     strides: tuple[Expression, ...] | None = None
-    """The strides, as `sizes`; those of dimensions with one element are not checked. None means contiguous."""
+    """The strides in elements, written as `sizes`; those of dimensions with one element are not checked. None means
+    contiguous."""
     requires_grad: bool | None = None
     """Whether the tensor takes a gradient; None allows both."""
     same_as: int | None = None
@@ -82,17 +82,17 @@ class InputGuards:
     conditions: tuple[Expression, ...] = ()
     """Further conditions on the symbols."""
     autocast: tuple[tuple[str, str], ...] = ()
-    """Kinds of devices under autocast, and the dtypes; inside of it a program leaves out other casts than outside."""
+    """The kinds of devices under autocast, and the dtypes; under it, a program leaves out other casts than without."""
     values: tuple[ValueCondition, ...] = ()
     """The conditions on the values of the arguments."""
 
 
 class GuardedCodeGen(_PyTreeCodeGen):
-    """Code generation of an exported graph: arguments and results are nests, and the arguments are guarded.
+    """Code generation of an exported graph: arguments and results are nested, and the arguments are guarded.
 
     Args:
         info: names of the forward's arguments, and the structures of arguments, as (args, kwargs), and results.
-        guards: what holds of the leaves.
+        guards: the guards on the leaves.
     """
 
     def __init__(self, info: _PyTreeInfo, guards: InputGuards) -> None:
@@ -101,11 +101,11 @@ class GuardedCodeGen(_PyTreeCodeGen):
         self._positional = info.in_spec.child(0).num_children
         self._flatten = _flattener(info.in_spec)
         self._fitted: set[Any] = set()
-        """What is known of leaves that fitted: see `_metadata_of`. Conditions on values are asked at each call."""
+        """The metadata of leaves that fitted (see `_metadata_of`); conditions on values are checked at each call."""
 
     @override
     def gen_var_bindings(self, fn_args: list[str], free_vars: list[str], expanded_def: bool) -> str:
-        """Take nested tuples and lists apart by a Python assignment: torch's way takes several times as long."""
+        """Unpack nested tuples and lists by a Python assignment; torch's way takes several times as long."""
         info = self.pytree_info
         children = [each for part in info.in_spec.children() for each in part.children()]
         names = [each.split(":")[0].split("#")[0].strip() for each in free_vars]
@@ -115,7 +115,7 @@ class GuardedCodeGen(_PyTreeCodeGen):
         return f"\n    {', '.join(patterns)}, = {', '.join(info.orig_args)},"
 
     def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return what about these arguments the graph was not made for, in words; empty if it was made for them."""
+        """Return in words why the graph is not made for these arguments; empty if it is made for them."""
         if (modes := autocast_modes()) != self.guards.autocast:
             return f"autocast is {_modes_in_words(modes)}, and was {_modes_in_words(self.guards.autocast)} at capture"
         nest = self._nested(args, kwargs)
@@ -144,9 +144,9 @@ class GuardedCodeGen(_PyTreeCodeGen):
         return next((problem for each in self.guards.values if (problem := each.misfit(leaves))), "")
 
     def _nested(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | str:
-        """Return arguments as they were given at capture, by place and by name; or why they cannot be, in words."""
+        """Return arguments as they were given at capture, by position and by name; or in words why they cannot be."""
         names, positional = self.pytree_info.orig_args, self._positional
-        if not kwargs and len(args) == positional == len(names):  # as nearly always
+        if not kwargs and len(args) == positional == len(names):  # this is nearly always so
             return tuple(args), {}
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if len(args) > positional or len(given) < len(args) + len(kwargs):
@@ -187,7 +187,7 @@ class GuardedCodeGen(_PyTreeCodeGen):
 
 
 def _metadata_of(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return all that guards ask of leaves, but for conditions on values; None where that is not simply told."""
+    """Return all that guards ask of leaves, except for conditions on values; None if that is not simple to tell."""
     kinds = tuple(map(type, leaves))
     tensors, plain = leaves, list[str]()
     if not _TENSORS.issuperset(kinds):
@@ -195,23 +195,23 @@ def _metadata_of(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
         plain = [repr(leaf) for leaf in leaves if type(leaf) in _PLAIN]
         if len(tensors) + len(plain) < len(leaves):
             return None
-    first: dict[int, int] = {}  # the first place of each tensor, which may be given twice
+    first: dict[int, int] = {}  # the first position of each tensor, which may be given twice
     places = list(map(first.setdefault, map(id, tensors), itertools.count()))
     own = tensors if len(first) == len(tensors) else [tensors[place] for place in first.values()]
     if any(map(torch.Tensor.is_conj, own)) or any(map(torch.Tensor.is_neg, own)):
         return None
     try:
         strides = list(map(torch.Tensor.stride, own))
-    except RuntimeError:  # one is sparse
+    except RuntimeError:  # one tensor is sparse
         return None
     return (kinds, *plain, *map(_METADATA, own), *strides, *places)
 
 
 def _flattener(spec: pytree.TreeSpec) -> Callable[[Any, list[Any]], bool] | None:
-    """Return what appends the leaves of a nest to a list, and says whether it is one of this structure.
+    """Return a function that appends the leaves of a nested value to a list, and tells whether its structure is this.
 
-    It is several times as fast as `pytree.tree_flatten` and a comparison, for what tuples, lists and dictionaries are
-    made of; None: the structure has other parts.
+    For tuples, lists and dictionaries, it is several times as fast as `pytree.tree_flatten` and a comparison. None
+    means that the structure has other parts.
     """
     if spec.is_leaf():
         return _append
@@ -245,9 +245,9 @@ def _flattener(spec: pytree.TreeSpec) -> Callable[[Any, list[Any]], bool] | None
 
 
 def _patterns(specs: Iterable[pytree.TreeSpec], names: Sequence[str]) -> list[str] | None:
-    """Return what stands left of an assignment that names all leaves of values of these structures, in their order.
+    """Return the left sides of an assignment that names all leaves of values of these structures, in their order.
 
-    None: tuples and lists are not all that they are made of, or the names are not as many.
+    None means that the structures have parts besides tuples and lists, or that the number of names differs.
     """
     left = iter(names)
     patterns: list[str] = []
@@ -272,8 +272,8 @@ def _append(value: Any, leaves: list[Any]) -> bool:
 
 
 def autocast_modes() -> tuple[tuple[str, str], ...]:
-    """Return the kinds of devices that are under autocast here, and the dtypes."""
-    if not any(map(torch.is_autocast_enabled, _DEVICES)):  # as nearly always
+    """Return the kinds of devices that are under autocast now, and the dtypes."""
+    if not any(map(torch.is_autocast_enabled, _DEVICES)):  # this is nearly always so
         return ()
     return tuple((kind, _dtype_of(kind)) for kind in _DEVICES if torch.is_autocast_enabled(kind))
 
@@ -287,7 +287,7 @@ def _modes_in_words(modes: tuple[tuple[str, str], ...]) -> str:
 
 
 def _alike(one: pytree.TreeSpec, other: pytree.TreeSpec) -> bool:
-    """Whether two structures are the same: named tuples by name and fields, which a stand-in has as its class."""
+    """Return whether two structures are the same; named tuples go by name and fields, which a stand-in's class has."""
     if one == other:
         return True
     if one.type is not other.type or one.num_children != other.num_children:
@@ -349,7 +349,7 @@ def _identity_misfit(now: str | None, then: str | None) -> str:
 
 
 def repeated(leaves: Iterable[Any]) -> dict[int, int]:
-    """Return, by the place of each tensor that came before, its first place."""
+    """Return the first position of each tensor that occurs again, by the positions at which it does."""
     firsts: dict[int, int] = {}
     found = [
         (place, firsts.setdefault(id(leaf), place))
@@ -369,14 +369,14 @@ def _layout_misfit(leaf: torch.Tensor, guard: TensorGuard, sizes: Mapping[str, i
 
 
 def peculiarity(tensor: torch.Tensor) -> str:
-    """Return what about a tensor no graph is for, in words; empty if nothing is."""
+    """Return in words which property of a tensor no graph supports; empty if there is none."""
     if tensor.layout is not torch.strided:
         return f"has the layout {tensor.layout}"
     return "is a view that conjugates or negates" if tensor.is_conj() or tensor.is_neg() else ""
 
 
 def _sizes(pairs: Iterable[tuple[Any, Guard]]) -> dict[str, int]:
-    """Return the sizes of this call by the symbols that stand for them."""
+    """Return the sizes in this call by the symbols that stand for them."""
     found: dict[str, int] = {}
     for leaf, guard in pairs:
         if isinstance(guard, TensorGuard) and isinstance(leaf, torch.Tensor):
@@ -390,12 +390,12 @@ def _has_sizes(leaf: torch.Tensor, guard: TensorGuard, sizes: Mapping[str, int])
     if leaf.dim() != len(guard.sizes):
         return False
     pairs = zip(leaf.shape, guard.sizes, strict=True)
-    # A symbol that is missing is that of an argument with fewer dimensions, which does not fit either.
+    # A missing symbol belongs to an argument with fewer dimensions, which does not fit either.
     return all(symbols_of(each) <= sizes.keys() and evaluate(each, sizes) == size for size, each in pairs)
 
 
 def _misfit(leaf: Any, guard: ValueGuard) -> str:
-    # Of numbers, what they are written as tells zeros of either sign apart, and is the same of all NaNs.
+    # The written form of numbers tells zeros of either sign apart, and is the same for all NaNs.
     same = type(leaf) is type(guard.value) and repr(leaf) == repr(guard.value)
     return "" if same else f"is {leaf!r:.80}, and was {guard.value!r:.80} at capture"
 

@@ -32,17 +32,17 @@ from fxlib.runtime.guards.export_guards import GuardedCodeGen
 
 @dataclass(slots=True)
 class _Column:
-    """The facts of one kind: what `read` finds of each owner, one pass in C, has to be the value beside it."""
+    """The facts of one kind: `read`, in one pass in C, has to find for each owner the value beside it."""
 
     read: Callable[..., Any]
     matches: Callable[[Any, Any], Any] = is_
     is_flat: bool = False
-    """Whether `read` finds several values of each owner, which stand one after another in `values`."""
+    """Whether `read` finds several values for each owner, which stand one after another in `values`."""
     owners: list[Any] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
 
     def holds(self) -> bool:
-        """Return whether each owner's value is as it was, to the letter."""
+        """Return whether each owner's value is exactly as it was."""
         found = map(self.read, self.owners)
         return all(map(self.matches, chain.from_iterable(found) if self.is_flat else found, self.values))
 
@@ -65,19 +65,19 @@ class _Columns:
             self._place(fact)
         columns = (self._types, self._bases, self._codes, self._defaults, self._keyword_defaults, self._cells)
         used = [each for each in columns if each.owners]
-        # Their passes in one: a step that waits for servers finds little of the code in the processor's caches.
+        # This joins their passes: a step that waits for servers finds little of the code in the processor's caches.
         self._reads, self._owners = [each.read for each in used], [each.owners for each in used]
         self._values = [value for each in used for value in each.values]
-        self._contents = [each for each in (self._lengths, self._elements) if each.owners]  # lengths first
+        self._contents = [each for each in (self._lengths, self._elements) if each.owners]  # lengths come first
 
     def hold(self) -> bool:
-        """Return whether all facts hold to the letter: the same objects."""
+        """Return whether all facts hold exactly, with the same objects."""
         if not self._entries.holds():
             return False
         try:
             if not all(map(is_, chain.from_iterable(map(map, self._reads, self._owners)), self._values)):
                 return False
-        except ValueError:  # the cell of a closure is empty
+        except ValueError:  # a closure's cell is empty
             return False
         for each in self._contents:
             if not each.holds():
@@ -85,7 +85,7 @@ class _Columns:
         return not self._others or all(each.holds() for each in self._others)
 
     def _place(self, fact: Fact) -> None:
-        """Add a fact where it is compared soonest."""
+        """Add a fact to the columns in which it is compared fastest."""
         kind, owner, value = fact.kind, fact.owner, fact.value
         if kind in (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS):
             self._place_entry(fact)
@@ -101,7 +101,7 @@ class _Columns:
             self._place_dict(owner, value)
         elif kind is Kind.CONTENTS and isinstance(owner, (list, deque)):
             _add(self._lengths, owner, len(value))
-            if value:  # of an empty one, the length says all
+            if value:  # the length of an empty one says everything
                 _add(self._elements, owner, *value)
         elif kind is Kind.DEFAULTS:
             _add(self._defaults, owner, value[0])
@@ -161,9 +161,9 @@ class Facts:
 
     @classmethod
     def unread(cls, modules: Iterable[nn.Module], graph: Graph | None = None) -> Facts:
-        """Return what to watch where nobody knows what the forward has read: numbers, flags and texts of modules.
+        """Return the facts for a forward whose reads are unknown: numbers, flags and texts of modules.
 
-        No argument of the graph may be None, True or False, but those that it checks itself.
+        No argument of the graph may be None, True or False, except for those that the graph itself checks.
         """
         known = [each for each in modules if not _is_machinery(type(each).__module__)]
         held = [(each, name, value) for each in known for name, value in vars(each).items() if name != "training"]
@@ -178,13 +178,13 @@ class Facts:
         return cls(facts, arguments)
 
     def joined(self, other: Facts) -> Facts:
-        """Return the facts of both."""
+        """Return the facts of both sets."""
         arguments = (*self.arguments, *self._state)
         cached_calls = (*self._cached_calls, *other._cached_calls)
         return Facts((*self._facts, *other._facts), arguments, cached_calls=cached_calls)
 
     def ask_caches(self) -> None:
-        """Ask caches as the forward does: they count that, and forget first what was not asked for longest."""
+        """Ask caches as the forward does: they count this, and first forget what was unused for the longest time."""
         for ask in self._cached_calls:
             ask()
 
@@ -193,7 +193,7 @@ class Facts:
 
     @property
     def asks_arguments(self) -> bool:
-        """Whether the forward has asked what arguments are, or tensors of its model, or caches."""
+        """Whether the forward has asked about arguments or its model's tensors, or has asked caches."""
         return bool(self.arguments or self._state or self._cached_calls)
 
     def broken(self, module: nn.Module) -> str:
@@ -214,21 +214,21 @@ class Facts:
                 return f"{fact} is not what it was at capture"
             is_full = fact.kind is Kind.CONTENTS and not (isinstance(fact.owner, dict) and _has_tensors(fact.value))
             if is_full or (fact.kind in REBOUND and fact.value is not Mark.TENSOR):
-                fact.value = fact.now()  # an equal value: compared by identity from now on
+                fact.value = fact.now()  # the value is equal, and compared by identity from now on
         self._columns = None
         return ""
 
     def changes(self) -> list[Change]:
-        """Return what differs from what was found at capture, but for code, which a capture replaces for its time."""
+        """Return the differences from the capture, except for code, which a capture replaces while it runs."""
         kept = (Kind.MEMO, Kind.CODE)
         return [change_of(fact) for fact in self._facts if fact.kind not in kept and not fact.holds()]
 
     def misfit(self, arguments: Mapping[str, Any]) -> str:
-        """Return which argument is not as the graph takes it to be, in words; empty if all are."""
+        """Return in words which argument is not as the graph expects; empty if all are."""
         return next(filter(None, (each.broken(arguments) for each in self.arguments)), "")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Facts:
-        """Return the same facts about whatever was copied already, and about the rest as it is."""
+        """Return the same facts about the copies of objects that were copied already, and about the other objects."""
 
         def copied(value: Any) -> Any:
             return memo.get(id(value), value)
@@ -241,14 +241,14 @@ class Facts:
 
 
 def names_grad_mode(modules: Iterable[nn.Module]) -> bool:
-    """Whether code of the modules' classes names a function that asks for, or sets, whether gradients are recorded."""
+    """Return whether code of the modules' classes names a function that reads or sets the grad mode."""
     kinds = {base for each in modules for base in type(each).__mro__ if not base.__module__.startswith("torch.")}
     functions = [value for kind in kinds for value in vars(kind).values() if isinstance(value, FunctionType)]
     return any(not GRAD_MODE.isdisjoint(each.__code__.co_names) for each in functions)
 
 
 def _is_machinery(module: str) -> bool:
-    """Return whether modules of a class that is defined there keep what has nothing to do with what they compute."""
+    """Return whether attributes of modules whose class is defined there have nothing to do with their results."""
     return module.startswith("torch.") and not module.startswith("torch.nn.modules.")
 
 

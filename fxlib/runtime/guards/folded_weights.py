@@ -1,9 +1,9 @@
 """The assumptions of a rewritten graph besides the conditions of its capture: weights, and ranks of inputs.
 
-Passes for inference compute values from weights once, and hold them beside the weights. Such a graph is the model's own
-only while those weights are what they were, and gives them no gradient. Nodes say so in their metadata: `FOLDED` on a
-`get_attr` of such a value names the weights, and `RANK` on a placeholder is the number of dimensions that a pass relied
-on. A captured module checks both before each forward, and runs the original where one does not hold.
+Passes for inference compute values from weights once, and keep them beside the weights. Such a graph is valid for the
+model only while those weights are what they were, and gives them no gradient. Nodes record this in their metadata:
+`FOLDED` on a `get_attr` of such a value names the weights, and `RANK` on a placeholder is the number of dimensions on
+which a pass relied. A captured module checks both before each forward, and runs the original if one does not hold.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fxlib.runtime.submodules import submodule
 FOLDED = "folded"
 """Key of a `get_attr` node's `meta`: the sorted names of the weights from which its value was computed."""
 RANK = "rank"
-"""Key of a node's `meta`: the number of dimensions of its tensor, which that of a placeholder must have."""
+"""Key of a node's `meta`: the number of dimensions of its tensor; a placeholder's tensor must have as many."""
 
 _GONE = -1
-"""The version of a tensor that has changed for good since it was noted, or whose writes torch does not count."""
+"""The version of a tensor that has changed for good since it was noted, or of one whose writes torch does not count."""
 COUNTER = "num_batches_tracked"
-"""What a norm writes, counted by torch, whenever it updates its statistics, which torch does not count."""
+"""The buffer that a norm writes whenever it updates its statistics; torch counts writes to it, but not to those."""
 _fused: MutableMapping[torch.Tensor, int] = WeakIdKeyDictionary()
-"""The number of writes of fused optimizers to each of their parameters, which torch does not count."""
+"""The number of writes of fused optimizers to each of their parameters; torch does not count these."""
 
 
 _counted: Callable[[torch.Tensor], int] = attrgetter("_version")
@@ -56,7 +56,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return the versions of many tensors: asked before each forward, and so without a step of Python for each."""
+    """Return the versions of many tensors without a Python step for each, since each forward asks for them."""
     if len(_fused) or any(map(torch.Tensor.is_inference, tensors)):
         return list(map(_version, tensors))
     return list(map(_counted, tensors))
@@ -66,7 +66,7 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 class Mark:
     """The identity of a tensor at one time: the object, torch's count of the writes to it, and its memory.
 
-    An address identifies memory only as long as that is allocated: `module.half().float()` may get the same one again.
+    An address identifies memory only while that is allocated: `module.half().float()` may get the same address again.
     """
 
     tensor: torch.Tensor
@@ -76,7 +76,7 @@ class Mark:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Mark:
-        """Note a tensor as it is now."""
+        """Return the mark of a tensor as it is now."""
         return cls(tensor, _version(tensor), tensor.data_ptr(), StorageWeakRef(tensor.untyped_storage()))
 
     def copied(self, memo: dict[int, Any]) -> Mark:
@@ -103,17 +103,17 @@ class WeightAssumptions:
         return bool(self._weights)
 
     def since(self, marks: Mapping[str, Mark]) -> None:
-        """Take the weights for what they were earlier, when they were sent to where values are computed from them."""
+        """Replace the marks by earlier ones, noted when the weights were sent away for values to be computed."""
         self._noted |= {name: marks[name] for name in self._weights if name in marks}
         self._watched = None
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The names of all weights behind these values, and of what counts their updates."""
+        """The names of all weights behind these values, and of the buffers that count their updates."""
         return self._weights
 
     def changed(self, names: Collection[str]) -> None:
-        """Take some of the weights for others than those that the values were computed from."""
+        """Declare that some of the weights are no longer those from which the values were computed."""
         self._noted |= {name: replace(self._noted[name], version=_GONE) for name in names if name in self._noted}
         self._watched = None
 
@@ -135,7 +135,7 @@ class WeightAssumptions:
         self._integer = any(int8.is_operator(node.target) for node in graph.nodes)
 
     def broken(self, module: nn.Module, *, grad_enabled: bool) -> str:
-        """Return what has become of the weights that the graph relies on, in words; empty if nothing has."""
+        """Return in words what has become of the weights on which the graph relies; empty if nothing has."""
         if not self._weights:
             return ""
         tables, names, tensors, versions, addresses, memories = self._watched or self._watch(module)
@@ -151,7 +151,7 @@ class WeightAssumptions:
         return "gradients are recorded" if recorded else ""
 
     def misfit(self, arguments: Mapping[str, object]) -> str:
-        """Return which argument has not the rank that the graph relies on, in words; empty if all have."""
+        """Return in words which argument lacks the rank on which the graph relies; empty if all have it."""
         for name, rank in self._ranks.items():
             value = arguments.get(name)
             if not isinstance(value, torch.Tensor) or value.dim() != rank:
@@ -164,7 +164,7 @@ class WeightAssumptions:
         return bool(self._ranks)
 
     def copied(self, memo: dict[int, Any] | None = None) -> WeightAssumptions:
-        """Return the same for a sibling over the same weights, or, with a deep copy's memory, over their copies."""
+        """Return the same assumptions for a sibling over the same weights or, with a deep copy's memo, their copies."""
         copied = copy.copy(self)
         marks = self._noted.items()
         copied._noted = dict(marks) if memo is None else {name: mark.copied(memo) for name, mark in marks}
@@ -189,7 +189,7 @@ class WeightAssumptions:
 
 
 def _kept_by_backend(module: GraphModule, node: Node) -> tuple[str, ...]:
-    """Return the names of the weights that a backend compiles into what computes a node."""
+    """Return the names of the weights that a backend compiles into the code of a node."""
     if not _keeps_weights(node) or node.op not in ("get_attr", "call_module"):
         return ()
     name = str(node.target)
@@ -200,7 +200,7 @@ def _kept_by_backend(module: GraphModule, node: Node) -> tuple[str, ...]:
 
 
 def relies_on_weights(graph: Graph) -> bool:
-    """Return whether a graph holds values that were computed from weights, or parts into which they are compiled."""
+    """Return whether a graph holds values that were computed from weights, or parts into which weights are compiled."""
     return any(FOLDED in node.meta or _keeps_weights(node) for node in graph.nodes)
 
 
@@ -210,7 +210,7 @@ def _keeps_weights(node: Node) -> bool:
 
 
 def sources_of(node: Node) -> frozenset[str]:
-    """Return the names of the weights behind a `get_attr` of a tensor: its own, or those that it was computed from."""
+    """Return the names of the weights behind a `get_attr` of a tensor: its own, or those from which it was computed."""
     return frozenset(node.meta.get(FOLDED, (str(node.target),)))
 
 

@@ -1,13 +1,13 @@
 """The metadata of a model's tensors on which a graph relies: dtypes, devices, shapes, classes, an export's strides.
 
-A trace answers the forward that asks a parameter for its dtype (`next(self.parameters()).dtype`), and an export decides
-by all of them. `model.half()` later changes the same objects.
+A trace gives an answer to a forward that asks a parameter for its dtype (`next(self.parameters()).dtype`), and an
+export decides by all of these properties. A later `model.half()` changes the same objects.
 
-Of a class with methods of the program's own (`__torch_function__`), no tensor may be there, neither among a model's nor
-among a call's: such methods run between two operations, and may change the model there, as by giving it a hook.
+Neither the model nor a call may hold tensors of a class with methods of the program's own (`__torch_function__`): such
+methods run between two operations, and may change the model there, for instance by giving it a hook.
 
 Gradients of a parameter that a model has under several names add up in one sum, whose order a rewrite has kept: so the
-same names share parameters as at capture.
+same names must share parameters as at capture.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TensorMetadata:
     """The metadata of the parameters and buffers of a model, noted as they are now.
 
     Args:
-        module: stands in for `original`, and has tables of its own for the root's tensors.
+        module: the stand-in for `original`, which has tables of its own for the root's tensors.
         original: the model.
         read: the attributes of each tensor that are compared, if any.
         strides: whether strides are compared, too.
@@ -99,15 +99,15 @@ class TensorMetadata:
             return []
         try:
             metadata: list[Any] = list(map(self._read, tensors))
-        except AttributeError:  # one is None now
+        except AttributeError:  # a tensor is None now
             return tensors
         return [*zip(metadata, map(_strides, tensors), strict=True)] if self._strides else metadata
 
 
 def foreign_class(values: Iterable[Any]) -> str:
-    """Return which class of the program's own sees the operations on one of these values, in words; empty if none does.
+    """Return in words which class of the program's own sees operations on one of these values; empty if none does.
 
-    Tensors are found in nests of tuples, lists, dicts and dataclasses, too.
+    Tensors are found in nested tuples, lists, dicts and dataclasses, too.
     """
     if _PLAIN.issuperset(map(type, values := list(values))):
         return ""
@@ -145,8 +145,8 @@ class TiedParameters:
     """The parameters that a model has under several names, noted as they are now.
 
     Args:
-        module: stands in for `original`, and has tables of its own for the root's parameters.
-        original: the model; None if there is none, and nothing to check.
+        module: the stand-in for `original`, which has tables of its own for the root's parameters.
+        original: the model; None if there is no model, and nothing to check.
     """
 
     def __init__(self, module: nn.Module, original: nn.Module | None) -> None:
@@ -181,11 +181,11 @@ class TiedParameters:
         return False
 
     def _identities(self) -> list[int]:
-        """Return the ids of all parameters, in their order: no references, which would keep what was replaced."""
+        """Return the ids of all parameters, in order; references would keep replaced parameters alive."""
         return list(map(id, self.parameters()))
 
     def parameters(self) -> Iterable[Any]:
-        """Return all parameters as they are now, in their order, None where there is none any more."""
+        """Return all parameters as they are now, in order, with None for those that are gone."""
         if not self._slots:
             for part, names in zip((self._root, *self._parts), self._names, strict=False):
                 self._tables += [part._parameters] * len(names)
@@ -194,6 +194,6 @@ class TiedParameters:
 
 
 def _pattern(identities: Sequence[int]) -> list[int]:
-    """Return for each parameter the index of the first that is the same object."""
+    """Return for each parameter the index of the first one that is the same object."""
     first: dict[int, int] = {}
     return [first.setdefault(each, place) for place, each in enumerate(identities)]

@@ -1,7 +1,7 @@
 """Decisions of a program by the values of its arguments ("is anything masked?"), as data; each call checks them.
 
-The question is a list of operators over the leaves of the arguments. Only operators that compare, select and add up are
-there, none of which writes, draws, or reads anything but its arguments.
+A question is a list of operators over the leaves of the arguments. It has only operators that compare, select and add
+up; none of them writes, draws, or reads anything but its arguments.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _operators() -> dict[str, Callable[..., Any]]:
 
 
 OPERATORS: Mapping[str, Callable[..., Any]] = _operators()
-"""What a question may consist of, by name: operators of aten, and arithmetic on sizes."""
+"""The operators of which a question may consist, by name: operators of aten, and arithmetic on sizes."""
 _BY_OPERATOR = {function: name for name, function in OPERATORS.items()}
 MAX_STEPS = 64
 """The largest number of operators in one condition; all of them run at every call."""
 
 
 def operator_name(function: object) -> str | None:
-    """Return the name of an operator that a question may hold; None of any other."""
+    """Return the name of an operator that a question may hold; None for any other."""
     try:
         return _BY_OPERATOR.get(function)  # type: ignore[call-overload]
     except TypeError:
@@ -54,7 +54,7 @@ def operator_name(function: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A leaf of the arguments, or, counted on from there, the result of a step."""
+    """The index of a leaf of the arguments or, counting on from the leaves, of the result of a step."""
 
     index: int
 
@@ -70,15 +70,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueCondition:
-    """A question about the arguments, and the answer that the graph is for."""
+    """A question about the arguments, and the answer for which the graph is valid."""
 
     steps: tuple[Step, ...]
     answer: bool
     source: str = ""
-    """File and line of the statement that decides."""
+    """The file and line of the statement that decides."""
 
     def ask(self, leaves: Sequence[Any]) -> bool:
-        """Return the answer of these leaves.
+        """Return the answer for these leaves.
 
         Raises:
             Exception: an operator does not accept them.
@@ -91,10 +91,10 @@ class ValueCondition:
         return bool(values[-1])
 
     def misfit(self, leaves: Sequence[Any]) -> str:
-        """Return, in words, that the answer for these leaves is another; empty if it is the same."""
+        """Return in words that the answer for these leaves differs; empty if it is the same."""
         try:
             fits = self.ask(leaves) is self.answer
-        except Exception as error:  # noqa: BLE001 - whatever it is, the graph is not for these
+        except Exception as error:  # noqa: BLE001 - whatever the error, the graph is not valid for these leaves
             return f"what was asked of the values of arguments at {self.source} cannot be asked: {error}"
         if fits:
             return ""
