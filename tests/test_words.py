@@ -36,6 +36,8 @@ FINISHED = [
             "protocol",
             "recipes",
             "rules",
+            "runtime/ops",
+            "runtime/tracking",
             "serialization",
             "spec",
             "utils",
