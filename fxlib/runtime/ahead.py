@@ -47,7 +47,7 @@ class Ahead(Protocol):
         """
 
     def pushing(self) -> None:
-        """Do what can be done while pushes are under way; never raises."""
+        """Do the work that can be done while pushes are under way; this never raises."""
 
     @property
     def may_leave_pushes(self) -> bool:

@@ -203,7 +203,7 @@ def _hands_on(node: Node, objects: Collection[Node]) -> bool:
 
 @dataclass(slots=True)
 class _Step:
-    """The graphs that one forward has run, one after another, and what was changed where it went on with the next."""
+    """The graphs that one forward has run, one after another, and the changes made where it went on with the next."""
 
     modules: list[Any]
     changed: dict[str, list[Change]] = field(default_factory=dict)

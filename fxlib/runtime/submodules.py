@@ -29,7 +29,7 @@ _OPERATORS = ("torch._ops.aten", "torch._ops.prims")
 
 
 def local_modules(root: nn.Module, *, repeated: bool = False) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of `root` and all below, as `named_modules` does, which a `RemoteModule` makes fail.
+    """Yield path and module of `root` and all below, as `named_modules` does, which fails at a `RemoteModule`.
 
     A module that stands in several places is yielded at its first, or, if `repeated`, at each.
     """
@@ -47,7 +47,7 @@ def local_modules(root: nn.Module, *, repeated: bool = False) -> Iterator[tuple[
 
 
 def local_parameters(root: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of `root` and all below, as `named_parameters` does, which a `RemoteModule` makes fail."""
+    """Return the parameters of `root` and all below, as `named_parameters` does, which fails at a `RemoteModule`."""
     return _each_once((path, part._parameters) for path, part in local_modules(root))
 
 

@@ -146,7 +146,7 @@ class Facts:
         *,
         cached_calls: Sequence[Callable[[], Any]] = (),
     ) -> None:
-        """Watch these facts, of which each holds now.
+        """Watch these facts, all of which hold now.
 
         Args:
             facts: facts about objects of the program.

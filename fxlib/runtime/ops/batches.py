@@ -239,7 +239,7 @@ def waits_of(batch: Node) -> tuple[Node, ...] | None:
 _UNREAD = "Error on Node "
 """The beginning of an error that `torch.distributed.rpc` found before it ran the function of a message."""
 _UNKNOWN = "Default RPC pickler does not serialize"
-"""The beginning of its pickler's error about a function that is not in a module."""
+"""The beginning of the RPC pickler's error about a function that is not in a module."""
 _OTHERWISE = "run_in_order() takes "
 """The beginning of Python's error about a function with other parameters."""
 
