@@ -1,4 +1,4 @@
-"""The optimization service: takes jobs over gRPC, keeps them, leases them to workers, and tells the answers.
+"""The optimization service: it takes jobs over gRPC, stores them, leases them to workers, and returns the answers.
 
-It rewrites and measures nothing: that is what workers do, which it knows through the protocol alone.
+It rewrites and measures nothing. Workers do that, and the service knows them only through the protocol.
 """

@@ -1,4 +1,4 @@
-"""`python -m fxlib_service`: run until SIGTERM or SIGINT. With `backup` or `restore` as first word, do that."""
+"""`python -m fxlib_service`: run the service until SIGTERM or SIGINT, or make or restore a backup."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fxlib_service import audit
 from fxlib_service.config import APPLICATION, MIB, Address, Config
 
 _CLOSE_S: Final = 10.0
-"""Seconds, after the grace for calls, in which the service has to have ended once it was told to."""
+"""Seconds that the service has to end after it was asked to, beyond the grace period for calls."""
 _ALLOCATION: Final = {-3: 1 * MIB, -1: 1 * MIB, -8: 2}
-"""By parameter of `mallopt`: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, in bytes, and M_ARENA_MAX."""
+"""Values by parameter of `mallopt`: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, in bytes, and M_ARENA_MAX."""
 
 
 def main() -> int:
     """Run the service; return the exit status."""
     return_freed_memory()
-    os.umask(0o077)  # weights, and the tokens of leases, are for this user's eyes, whatever folder they are put into
+    os.umask(0o077)  # only this user may read weights and the tokens of leases, whatever folder they are written to
     handler = logging.StreamHandler()
     handler.setFormatter(tracing.TracedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -45,26 +45,27 @@ def main() -> int:
     except FxlibError as error:
         sys.stderr.write(f"fxlib service: {error}\n")
         return 2
-    except OSError as error:  # a read-only folder, a full disk, a file where a folder is wanted
+    except OSError as error:  # a read-only folder, a full disk, or a file where a folder should be
         sys.stderr.write(f"fxlib service: {of_system(error)}\n")
         return 2
     return 0
 
 
 def return_freed_memory() -> None:
-    """Have the memory of large messages go back to the kernel as soon as it is freed.
+    """Return the memory of large messages to the kernel as soon as it is freed.
 
-    By itself, glibc takes a large block that is freed for a reason to keep the next ones on its heap, where one small
-    object behind them holds all of them: under a flood of messages of 5 MiB the heap grew for as long as that went on.
+    By default, glibc takes the freeing of a large block as a reason to keep later ones on its heap, where one small
+    object behind them keeps all of them from being returned. Under a flood of messages of 5 MiB, the heap grew for as
+    long as the flood went on.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries lack it
     if mallopt is not None:
         for parameter, value in _ALLOCATION.items():
             mallopt(parameter, value)
 
 
 async def _run(config: Config) -> None:
-    from fxlib_service.server import Server  # after the options are read: help, and what is wrong, need no torch
+    from fxlib_service.server import Server  # after the options are read: help and errors in options need no torch
 
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -75,7 +76,7 @@ async def _run(config: Config) -> None:
     try:
         listen, metrics = await server.start()
         gc.collect()
-        gc.freeze()  # what was imported stays: to look through it again stops every call for up to half a second
+        gc.freeze()  # imported modules stay; scanning them again would stop every call for up to half a second
         _announce(config, listen, metrics, server.token_file)
         await ended.wait()
         _end_at_last(config.shutdown_grace_s + _CLOSE_S)
@@ -84,9 +85,9 @@ async def _run(config: Config) -> None:
 
 
 def _end_at_last(within_s: float) -> None:
-    """End this process if it has not ended in time: a database that says nothing holds the threads that ask it.
+    """End this process if it has not ended in time. A database that does not respond blocks the threads that query it.
 
-    Nothing is lost by that, as nothing is by killing it.
+    Nothing is lost by this, just as nothing is lost by killing the process.
     """
 
     def end() -> None:
@@ -99,7 +100,7 @@ def _end_at_last(within_s: float) -> None:
 
 
 def _announce(config: Config, listen: Address, metrics: Address, token_file: Path) -> None:
-    """Write one line of JSON with the addresses, for whoever waits until the service is ready.
+    """Write one line of JSON with the addresses, for programs that wait until the service is ready.
 
     Raises:
         FxlibError: the ready file cannot be written.

@@ -1,4 +1,4 @@
-"""Checks requests: a valid one becomes a job, and any other is refused with every field at fault."""
+"""Checks requests. A valid one becomes a job; any other is refused, with every field at fault."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from fxlib_service.roles import OWNER, Caller
 from fxlib_service.stores.base import JobStore
 
 LOST: Final = frozenset({Code.BLOB_NOT_FOUND, Code.BLOB_CORRUPT})
-"""The codes of reading a blob that is gone, or was damaged: its next upload brings it back."""
+"""The codes for a blob that is gone or damaged when it is read; the next upload restores it."""
 
 _MAX_VIOLATIONS: Final = 50
 _REMEMBERED: Final = 10_000
 _FEW: Final = 64
 _SMALL_BYTES: Final = 1 << 20
 _SMALL_TRIAL_BYTES: Final = 4 << 10
-"""Size of the largest serialized trial that is remembered: one has a dozen numbers, but for fields nobody knows."""
+"""Size in bytes of the largest serialized trial that is cached. A trial has a dozen numbers, apart from unknown
+fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What was learned of a request that was found valid, and holds for each one of the same content.
+    """The facts about a valid request, which hold for every request with the same content.
 
     Attributes:
         key: the cache key.
         trial: the trial, completed, as bytes.
-        blobs: sizes in bytes of the blobs that it names, weights included, by SHA-256.
+        blobs: sizes in bytes of the blobs that it names, including weights, by SHA-256.
         graphs: the blobs that are graphs.
     """
 
@@ -113,7 +114,7 @@ class Admission:
         return self.job(request, digest, key)
 
     def recalled(self, request: jobs_pb2.OptimizeRequest) -> Examined | None:
-        """Return what is known of a request whose equal was found valid; its blobs may be gone, or not the caller's."""
+        """Return what is known of a request if an equal one was valid. Its blobs may be gone, or not the caller's."""
         content = hashlib.sha256(_content(request)).digest()
         if content not in self._valid:
             return None
@@ -121,7 +122,7 @@ class Admission:
         return self._valid[content]
 
     def intact(self, blobs: Mapping[str, int], graphs: Collection[str]) -> bool:
-        """Whether blobs are stored with these sizes, and those that are graphs have their digests; blocks.
+        """Return whether blobs are stored with these sizes, and the graphs among them have their digests; blocks.
 
         Asking counts as a use.
         """
@@ -146,7 +147,7 @@ class Admission:
         )
 
     async def check_graph(self, ref: graph_pb2.BlobRef, field: str) -> None:
-        """Check that a blob is stored, and holds a valid graph.
+        """Check that a blob is stored and holds a valid graph.
 
         Raises:
             ServiceError: INVALID_REQUEST, INVALID_GRAPH or BLOB_MISSING.
@@ -154,7 +155,7 @@ class Admission:
         await self._check_graph(ref, field, OWNER)
 
     async def check_result(self, result: bytes, trial: bytes, caller: Caller) -> None:
-        """Check a worker's serialized answer for a job with this serialized trial; its graphs are not looked at.
+        """Check a worker's serialized answer for a job with this serialized trial; its graphs are not checked.
 
         Raises:
             ServiceError: INVALID_REQUEST.
@@ -162,7 +163,7 @@ class Admission:
         await self.checks.run(content_checks.check_answer, result, trial, tenant=caller.tenant)
 
     async def still_there(self, ref: graph_pb2.BlobRef, tenant: str) -> bool:
-        """Whether a graph that was checked before is still stored, with all of its weights. Asking counts as a use."""
+        """Return whether a graph that was checked before is still stored with its weights. Asking counts as a use."""
         blob = blob_from_proto(ref)
         if await asyncio.to_thread(self._blobs.size, blob.sha256) != blob.size:
             return False
@@ -184,7 +185,7 @@ class Admission:
         return found
 
     async def _completed(self, request: jobs_pb2.OptimizeRequest, data: bytes, content: bytes, caller: Caller) -> str:
-        """Check a request but for its blobs, complete its trial, and return its cache key."""
+        """Check everything in a request except its blobs, complete its trial, and return its cache key."""
         trial, key = await self.checks.run(content_checks.examined, data, tenant=caller.tenant, key=content)
         request.trial.ParseFromString(trial)
         return key
@@ -239,7 +240,7 @@ class Admission:
         )
 
     def _sound(self, blob: Blob, known: bool) -> bytes:
-        """Return the bytes of a blob, or nothing if they are known; they are read in any case, and have its digest."""
+        """Return the bytes of a blob, or nothing if they are known; either way they are read and have its digest."""
         if not known:
             return self._blobs.read_all(blob)
         if not self._blobs.verify(blob.sha256):
@@ -260,12 +261,12 @@ class Admission:
 
 
 def is_small(blobs: Mapping[str, int], graphs: Collection[str]) -> bool:
-    """Whether all that a request or an answer names can be looked at within a moment, each time that it comes."""
+    """Return whether the blobs of a request or an answer are small enough to be checked each time that it arrives."""
     return len(blobs) <= _FEW and sum(blobs[sha256] for sha256 in graphs) <= _SMALL_BYTES
 
 
 def _content(request: jobs_pb2.OptimizeRequest) -> bytes:
-    """Return a request without what equal requests differ in."""
+    """Return a request without the fields in which equal requests may differ."""
     content = jobs_pb2.OptimizeRequest()
     content.CopyFrom(request)
     for field in ("request_id", "name", "namespace", "labels", "fresh", "traceparent"):

@@ -1,10 +1,10 @@
 """The audit log: one line of JSON for each decision about a call, on the logger `fxlib.audit`.
 
 Jobs that are submitted, cancelled or retried, the answers that workers give, and refusals are logged as INFO, and so
-stand in the service's own log; refusals of who may do what, and what the service itself fails at, as WARNING; all other
-calls as DEBUG, for a log of their own. A line names the principal, and never holds its credentials. Of callers that
-nobody knows at most ten lines are written in a second: what anybody may cause without a token must not fill a disk. The
-next line tells how many were left out.
+appear in the service's own log. Denied permissions and failures of the service itself are logged as WARNING, and all
+other calls as DEBUG, for a separate log. A line names the principal and never holds its credentials. At most ten lines
+a second are written for unknown callers, since nobody without a token may be able to fill a disk. The next line says
+how many were left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FAILURES: Final = frozenset(
         Code.INTERNAL.name,
     }
 )
-"""What is the service's doing, and not its caller's."""
+"""The codes of failures that the service causes, and not its caller."""
 _NO_REFUSALS: Final = frozenset({"OK", "CANCELLED", *_FAILURES})
 _MAX_TEXT: Final = 256
 _MAX_OBJECT: Final = 128
@@ -48,11 +48,11 @@ _UNKNOWN_PER_S: Final = 10
 
 
 class Limiter:
-    """Lets so many lines pass in a second, and counts the others.
+    """Lets a limited number of lines through in each second, and counts the others.
 
     Args:
-        per_s: number of lines that pass in each second.
-        clock: returns a time in seconds that never goes back.
+        per_s: number of lines that are let through in each second.
+        clock: returns a time in seconds that never goes backwards.
     """
 
     def __init__(self, per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class Limiter:
         self._second, self._passed, self._left_out = -1, 0, 0
 
     def passes(self) -> int | None:
-        """Return how many lines were left out before this one, or None if this one is to be left out, too."""
+        """Return how many lines were left out before this one, or None if this one is to be left out as well."""
         second = int(self._clock())
         if second != self._second:
             self._second, self._passed = second, 0
@@ -86,7 +86,7 @@ def write(
     why: str = "",
     facts: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the line of one call.
+    """Write the line for one call.
 
     Args:
         method: name of the method that was called.
@@ -95,8 +95,8 @@ def write(
         peer: where the call came from, as gRPC writes it.
         about: id of the job or SHA-256 of the blob that the call concerns; "" if there is none.
         trace_id: id of the trace that the call is part of; "" if it is not traced.
-        why: why it was refused, or failed.
-        facts: what else is known of the job that it concerns, by name.
+        why: why it was refused or failed.
+        facts: other facts about the job that it concerns, by name.
     """
     decision = "failed" if code in _FAILURES else "allowed" if code in _NO_REFUSALS else "refused"
     level = logging.INFO if method in _OF_JOBS or decision == "refused" else logging.DEBUG
@@ -127,17 +127,17 @@ def write(
 
 
 def write_change(decision: str, **about: object) -> None:
-    """Write a line about who may do what having changed, or not.
+    """Write a line that says whether permissions have changed.
 
     Args:
-        decision: "changed", or "kept" where what is new cannot be used.
+        decision: "changed", or "kept" if the new settings cannot be used.
         about: what was changed, or what is wrong.
     """
     logger.info("%s", json.dumps({"decision": decision, **about}))
 
 
 def write_to(path: Path | None) -> None:
-    """Send all lines to a file that only this user may read; without one, those of jobs and refusals to the own log.
+    """Send all lines to a file that only this user may read, or those of jobs and refusals to the service's own log.
 
     Raises:
         FxlibError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Identifies the caller of each call by its certificate, its token, or the socket that it came through."""
+"""Identifies the caller of each call by a certificate, a token, or the socket that the call came through."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fxlib_service.roles import OWNER, Caller
 
 _SCHEME: Final = "bearer "
 _NAMES: Final = {"peer_uri": "uri", "peer_dns": "dns", "peer_email": "email", "peer_ip": "ip"}
-"""The properties under which gRPC has a verified certificate's alternative names, and their prefixes in a policy."""
+"""The properties in which gRPC holds a verified certificate's alternative names, with their prefixes in a policy."""
 
 
 class Transport(Protocol):
-    """What gRPC knows of a call before its request is read."""
+    """The facts that gRPC has about a call before its request is read."""
 
     def peer(self) -> str:
         """Return where the call came from: "unix:", or "ipv4:127.0.0.1:1234"."""
@@ -31,10 +31,10 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a call shows of its caller's identity.
+    """The evidence of its caller's identity that a call carries.
 
     Attributes:
-        local: whether it came through the socket in the folder that only the owner can enter.
+        local: whether it came through the socket in the folder that only the owner can open.
         token: SHA-256 of the bearer token, in hex; None if none was sent.
         names: the alternative names of the verified certificate, such as "dns:ads.example.org".
         certified: whether TLS has verified a certificate.
@@ -47,11 +47,11 @@ class Proof:
 
     @staticmethod
     def of(transport: Transport) -> Proof:
-        """Return what a call shows, as long as gRPC knows of the call."""
+        """Return the evidence that a call carries; gRPC must still know the call."""
         if transport.peer().startswith("unix:"):
             return Proof(local=True)
         token = _token(transport)
-        if token is not None:  # it decides, whatever the certificate says
+        if token is not None:  # a token takes precedence over the certificate
             return Proof(token=_digest(token))
         return Proof(
             names=tuple(_alternative_names(transport)),
@@ -61,13 +61,13 @@ class Proof:
 
 @dataclass(slots=True, kw_only=True)
 class Authenticator:
-    """Identifies callers. What it knows may change while the service runs.
+    """Identifies callers. Its policy and tokens may change while the service runs.
 
     Attributes:
         policy: the principals besides the owner; None if there are none.
         owner_tokens: SHA-256 of the tokens that make a caller the owner, in hex.
-        certificates_own: whether every certificate that TLS has verified makes its bearer the owner. That is so where
-            there is an authority and no policy.
+        certificates_own: whether every certificate that TLS has verified makes its bearer the owner. It does if there
+            is an authority and no policy.
     """
 
     policy: Policy | None = None
@@ -75,7 +75,7 @@ class Authenticator:
     certificates_own: bool = False
 
     def caller(self, proof: Proof) -> Caller:
-        """Return the caller of a call. Where a token is sent, it decides; otherwise the certificate does.
+        """Return the caller of a call. A token decides if one was sent; otherwise the certificate does.
 
         Raises:
             ServiceError: UNAUTHENTICATED; the message never quotes the credentials.
@@ -95,7 +95,7 @@ class Authenticator:
         raise ServiceError(Code.UNAUTHENTICATED, hint="Set FXLIB_TOKEN_FILE, or show a certificate.")
 
     def bearer(self, token: str) -> Caller:
-        """Return whom a token belongs to.
+        """Return the caller that a token belongs to.
 
         Raises:
             ServiceError: UNAUTHENTICATED.
@@ -103,7 +103,7 @@ class Authenticator:
         return self._bearer(_digest(token))
 
     def _bearer(self, digest: str) -> Caller:
-        # Digests are looked up, and not tokens: how long that takes says nothing of a token.
+        # Digests are looked up, not tokens, so that the time taken reveals nothing about a token.
         found = OWNER if digest in self.owner_tokens else None
         if found is None and self.policy is not None:
             found = self.policy.tokens.get(digest)

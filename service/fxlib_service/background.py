@@ -1,4 +1,4 @@
-"""Work that goes on when the call that started it is cancelled; an orderly shutdown waits for it."""
+"""Work that continues when the call that started it is cancelled. An orderly shutdown waits for it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Background:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     def keep(self, work: asyncio.Future[T]) -> asyncio.Future[T]:
-        """Count work as under way until it ends, and return it; its failure is for whoever awaits it, if anybody."""
+        """Count work as under way until it ends, and return it. Its failure goes to whoever awaits it, if anybody."""
         self._tasks.add(work)
         work.add_done_callback(self._ended)
         return work
 
     def spawn(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
-        """Start a task whose caller awaits it; when the caller is cancelled, the task goes on."""
+        """Start a task that its caller awaits. When the caller is cancelled, the task continues."""
         task = asyncio.get_running_loop().create_task(work)
         self.keep(task)
         return task
@@ -40,14 +40,14 @@ class Background:
         self.spawn(_logged(work, what))
 
     async def end(self) -> None:
-        """Wait for all tasks, those that start meanwhile included."""
+        """Wait for all tasks, including those that start in the meantime."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def _ended(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # an awaiting caller gets it; asyncio would log it for one that was cancelled
+            task.exception()  # an awaiting caller gets it; for a cancelled one, asyncio would log it
 
 
 async def _logged(work: Coroutine[object, object, object], what: str) -> None:

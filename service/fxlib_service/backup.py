@@ -1,9 +1,9 @@
-"""Backups: a folder with the database and the blobs that it names, made while the service runs, and the way back.
+"""Backups and their restore. A backup is a folder with the database and its blobs, made while the service runs.
 
-What a backup holds is one moment of the database, and after it the blobs: what an accepted job names is not deleted
-before the job. It is put together under another name and renamed when it is whole, its manifest written last; a restore
-takes nothing without a manifest, and checks every byte against it. A folder that is being restored is marked until that
-is done, and no service starts there; a restore that was killed is run again.
+A backup first copies the database as of one moment, and then the blobs, since no blob is deleted before the jobs that
+name it. It is assembled under a temporary name, its manifest is written last, and it is renamed when it is complete. A
+restore requires a manifest and checks every byte against it. A folder that is being restored is marked until the
+restore is done, and no service starts there. A restore that was killed can be run again.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ _FORMAT: Final = 1
 _MANIFEST: Final = "manifest.json"
 _UNFINISHED: Final = ".unfinished"
 _PLACES: Final = ("data", "database", "blobs")
-"""The options of the service that say where its database and blobs are."""
+"""The options of the service that locate its database and blobs."""
 _SQLITE, _POSTGRES = "service.sqlite", "service.pgdump"
 _FOREIGN: Final = frozenset({LOCK, "lost+found"})
-"""What an empty data folder may hold: the lock of this process, and what a file system has at its root."""
+"""The names that an empty data folder may hold: the lock of this process, and a file system's own folder at its
+root."""
 _PIECE: Final = 8 << 20
 _BACKUP_DESCRIPTION: Final = "Back a service up, which may run meanwhile: its database, and the blobs that jobs name."
 _RESTORE_DESCRIPTION: Final = """Restore a backup, where no service runs, into an empty data folder and, with
@@ -62,18 +63,18 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a backup holds.
+    """The contents of a backup.
 
     Attributes:
-        id: names the backup.
+        id: id of the backup.
         made_at: when it was made, in seconds since the epoch.
         fxlib_version: the version of the service's code that made it.
         database: the name of the database's file in it.
         sha256: the digest of that file.
         schema: the schema of a PostgreSQL database that the tables are in.
         jobs: number of jobs.
-        blobs: sizes in bytes of the blobs that it holds, by SHA-256.
-        missing: blobs that jobs name, and that the service had lost, or has damaged.
+        blobs: sizes in bytes of its blobs, by SHA-256.
+        missing: blobs that jobs name, and that the service has lost, or holds only damaged.
         format: version of this layout.
     """
 
@@ -93,7 +94,7 @@ class Manifest:
         """Read the manifest of a backup.
 
         Raises:
-            FxlibError: the folder is no backup, is one that was not finished, or one of a later release.
+            FxlibError: the folder is not a backup, or holds one that was not finished or is of a later release.
         """
         try:
             told = json.loads((folder / _MANIFEST).read_text())
@@ -109,12 +110,12 @@ class Manifest:
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Make a backup, or restore one; return the exit status: 0 done, 1 it failed, 2 the command line is wrong."""
+    """Make a backup, or restore one; return the exit status: 0 success, 1 failure, 2 wrong command line."""
     try:
         options = _parser(command).parse_args(arguments)
         places = [f"--{name}={getattr(options, name)}" for name in _PLACES if getattr(options, name) is not None]
         file = ["--config", options.config] if options.config else []
-        config = APPLICATION.read([*places, *file, "--insecure"])  # whatever it says of addresses: nothing listens here
+        config = APPLICATION.read([*places, *file, "--insecure"])  # nothing listens here: any address will do
         done = (make if command == "backup" else restore)(config, options.folder)
     except OptionError as error:
         sys.stderr.write(f"fxlib {command}: {error}\n")
@@ -142,10 +143,10 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def make(config: Config, folder: Path) -> Manifest:
-    """Back a service up into a folder that does not exist yet, and return what it holds. The service may run meanwhile.
+    """Back up a service into a folder that does not exist yet, and return its manifest. The service may be running.
 
     Raises:
-        FxlibError: the folder exists, another process makes it, or something cannot be read or written.
+        FxlibError: the folder exists, another process is making it, or something cannot be read or written.
     """
     if folder.exists():
         raise FxlibError("it exists", where=str(folder), hint="Name a folder that does not.")
@@ -179,18 +180,18 @@ def make(config: Config, folder: Path) -> Manifest:
         (unfinished / _MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))
         _sync(unfinished / _MANIFEST)
         sync_folder(unfinished)
-        unfinished.rename(whole)  # fails where somebody has made such a folder meanwhile, and put something there
+        unfinished.rename(whole)  # fails if such a folder was made in the meantime and is not empty
         sync_folder(whole.parent)
     return manifest
 
 
 def restore(config: Config, folder: Path) -> Manifest:
-    """Restore a backup into an empty data folder, where no service runs, and an empty database, if that is elsewhere.
+    """Restore a backup into an empty data folder where no service runs, and into an empty database if it is elsewhere.
 
-    One that was killed is run again.
+    A restore that was killed can be run again.
 
     Raises:
-        FxlibError: the backup is not whole, the data folder or the database is not empty or of another kind, or
+        FxlibError: the backup is not complete, the data folder or the database is not empty or of another kind, or
             something cannot be read or written.
     """
     manifest = Manifest.of(folder)
@@ -241,7 +242,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 @contextmanager
 def _snapshot(config: Config, folder: Path) -> Iterator[tuple[Path, sa.Connection]]:
-    """Copy the database into a file of the folder; yield that, and what reads the database as it was copied."""
+    """Copy the database into a file in the folder; yield the file, and a connection that reads the same state."""
     path = folder / (_POSTGRES if is_shared(config) else _SQLITE)
     if is_shared(config):
         with _postgres(config, isolation="REPEATABLE READ") as db:
@@ -256,13 +257,13 @@ def _snapshot(config: Config, folder: Path) -> Iterator[tuple[Path, sa.Connectio
         return
     original = _sqlite_path(config)
     try:
-        # Not read-only: a database whose service was killed has to be put in order first.
+        # Not read-only, since a database whose service was killed has to be recovered first.
         with (
             closing(sqlite3.connect(f"file:{original}?mode=rw", uri=True)) as db_,
             closing(sqlite3.connect(path)) as to,
         ):
             db_.execute("PRAGMA busy_timeout = 10000")
-            db_.backup(to)  # all pages at once: one moment of the database, whatever is written meanwhile
+            db_.backup(to)  # all pages at once, so that the copy is consistent whatever is written in the meantime
             to.execute("PRAGMA journal_mode = DELETE")  # one file
         engine = sa.create_engine(f"sqlite:///{path}")
         with engine.connect() as db:
@@ -273,7 +274,7 @@ def _snapshot(config: Config, folder: Path) -> Iterator[tuple[Path, sa.Connectio
 
 
 def _collect(db: sa.Connection, source: BlobStore, target: BlobStore) -> tuple[dict[str, int], set[str]]:
-    """Copy the blobs that the jobs of a database name; return the sizes of these, and which there are not."""
+    """Copy the blobs that the jobs of a database name; return their sizes, and the blobs that are missing."""
     named = NamedBlobs(lambda blob: source.read(blob.sha256, offset=0, length=blob.size))
     readers = {"request": named.in_request, "result": named.in_result}
     kept, missing = dict[str, int](), set[str]()
@@ -292,7 +293,7 @@ def _collect(db: sa.Connection, source: BlobStore, target: BlobStore) -> tuple[d
 
 
 def _copy(read: Callable[..., bytes], sha256: str, target: BlobStore) -> int | None:
-    """Copy a blob, and return its size; None if it is not there, or damaged."""
+    """Copy a blob and return its size, or None if it is missing or damaged."""
     try:
         at = target.append(sha256, b"")
         while piece := read(offset=at):
@@ -308,7 +309,7 @@ def _copy(read: Callable[..., bytes], sha256: str, target: BlobStore) -> int | N
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder that is being made."""
+    """Keep other processes out of a folder while it is being made."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -321,7 +322,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """Delete what a backup left that was killed."""
+    """Delete the remains of a backup that was killed."""
     for each in folder.iterdir():
         if each.is_dir():
             shutil.rmtree(each)
@@ -333,10 +334,10 @@ def _clear(folder: Path) -> None:
 
 
 def _mark(data: Path, backup: str) -> bool:
-    """Mark a data folder as being restored from a backup; return whether it was before.
+    """Mark a data folder as being restored from a backup; return whether it was marked already.
 
     Raises:
-        FxlibError: something else is there.
+        FxlibError: the folder holds something else.
     """
     mark = data / RESTORING
     if mark.exists() and mark.read_text().strip() == backup:
@@ -357,7 +358,7 @@ def _mark(data: Path, backup: str) -> bool:
 
 def _bring_back(folder: Path, manifest: Manifest, target: BlobStore) -> None:
     for sha256, size in manifest.blobs.items():
-        if target.size(sha256) == size:  # it was brought back before, or is there by itself
+        if target.size(sha256) == size:  # an earlier run restored it, or it was there from the start
             continue
         target.drop(sha256)
         read = partial(_piece_of, folder / "blobs" / sha256[:2] / sha256)
@@ -375,7 +376,7 @@ def _piece_of(path: Path, *, offset: int) -> bytes:
 
 
 def _restored_sqlite(config: Config, manifest: Manifest, *, again: bool) -> Callable[[Path], None] | None:
-    """Return what brings an SQLite database back; None if it is back already."""
+    """Return a function that restores an SQLite database; None if it is restored already."""
     target = _sqlite_path(config)
     if target.exists():
         if again and _digest(target) == manifest.sha256:
@@ -393,7 +394,7 @@ def _restored_sqlite(config: Config, manifest: Manifest, *, again: bool) -> Call
 
 
 def _restored_postgres(config: Config, manifest: Manifest, *, again: bool) -> Callable[[Path], None] | None:
-    """Return what brings the tables of a PostgreSQL database back, all at once; None if they are back already."""
+    """Return a function that restores the tables of a PostgreSQL database at once; None if that is done already."""
     with _postgres(config) as db:
         if (where := db.execute(sa.text("SELECT current_schema()")).scalar()) != manifest.schema:
             raise FxlibError(
@@ -438,7 +439,7 @@ def _postgres(config: Config, *, isolation: str = "READ COMMITTED") -> Iterator[
 
 
 def _run(config: Config, program: str, *options: str) -> None:
-    """Run a program of PostgreSQL's on the database. It ends with this process."""
+    """Run one of PostgreSQL's programs on the database. It ends with this process."""
     url = sa.make_url(config.database_url).set(drivername="postgresql")
     password = {} if url.password is None else {"PGPASSWORD": str(url.password)}  # not where all see command lines
     uri = url.set(password=None).render_as_string()

@@ -1,4 +1,4 @@
-"""Processes for long checks of what callers sent: few at a time, tenants in turn, and each answer remembered."""
+"""Runs long checks of callers' data in a few processes, serves tenants in turn, and caches each answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLACES: Final = 2
 _WAITING: Final = 1_000
 _LONGEST_S: Final = 100.0
 _REMEMBERED_BYTES: Final = 64 << 20
-"""The bytes of all remembered answers together, as they came from the processes, each with those of its place."""
+"""Total size in bytes of all cached answers, as they came from the processes, including the overhead of each entry."""
 _PLACE_BYTES: Final = 500
 _NICE: Final = 5
 _CHECKS: Final = "fxlib_service.content_checks"
@@ -34,11 +34,12 @@ logger = logging.getLogger(__name__)
 
 
 class CheckPool:
-    """Runs functions in processes of its own, at most two at a time, and one for each tenant.
+    """Runs functions in its own processes, at most two at a time, and one for each tenant.
 
-    Tenants are served in turn. A check whose caller leaves goes on, and keeps its place until it ends. What a check
-    answered or refused is remembered by its key, so that the same thing is checked once, however often it comes. The
-    processes fork from one that has imported torch and run nothing; one that hangs or dies is replaced.
+    Tenants are served in turn. A check whose caller leaves continues, and occupies its process until it ends. The
+    answer or refusal of a check is cached by its key, so that the same content is checked once, however often it
+    arrives. The processes fork from one that has imported torch and run nothing; a process that hangs or dies is
+    replaced.
 
     Args:
         places: number of checks that run at once.
@@ -61,18 +62,18 @@ class CheckPool:
         key: Hashable = None,
         load: Callable[[bool], bytes] | None = None,
     ) -> T:
-        """Return what a function returns, or raise the ServiceError that it raises.
+        """Return a function's result, or raise the ServiceError that it raises.
 
         Args:
-            function: a function of a module, which changes nothing; it is called in another process.
+            function: a function at the top level of a module, without side effects; it is called in another process.
             args: its arguments, which are pickled.
-            tenant: who asks.
-            key: identifies function and arguments in a few bytes; None, if the answer is not to be remembered.
-            load: is called on a thread at this tenant's turn, and returns the first argument. It is told whether the
-                answer is known already; then it may return nothing, but still raise.
+            tenant: the tenant that asks.
+            key: identifies function and arguments in a few bytes; None if the answer is not to be cached.
+            load: is called on a thread at this tenant's turn, and returns the first argument. Its own argument says
+                whether the answer is known already; then it may return nothing, but still raise.
 
         Raises:
-            ServiceError: the function's own; SERVICE_BUSY; CALL_TIMEOUT, if it took too long.
+            ServiceError: the function's own; SERVICE_BUSY; CALL_TIMEOUT if it took too long.
         """
         check = _Check(function, args, key, load)
         if load is None and check.key in self._known:
@@ -87,7 +88,7 @@ class CheckPool:
             raise
 
     async def warm(self) -> None:
-        """Start the processes before anybody asks. It takes as long as to import torch."""
+        """Start the processes before the first check. This takes as long as importing torch."""
         await asyncio.gather(*(asyncio.to_thread(self._start) for _ in range(self.turns.total)))
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class CheckPool:
             data = () if check.load is None else (await asyncio.to_thread(check.load, known),)
             if known:
                 return self._recalled(check.key)
-            if check.key in self._running:  # another tenant has just asked the same
+            if check.key in self._running:  # another tenant has just asked for the same check
                 return (await asyncio.shield(self._running[check.key])).told()
             answer = asyncio.ensure_future(self._asked(check.function, (*data, *check.args)))
             if check.key is None:
@@ -125,7 +126,7 @@ class CheckPool:
             return found.told()
 
     async def _asked(self, function: Callable[..., object], args: tuple[object, ...]) -> _Answer:
-        """Return what a child answers."""
+        """Return the answer of a child process."""
         child = self._idle.pop() if self._idle else await asyncio.to_thread(_Child)
         self._busy.add(child)
         try:
@@ -158,20 +159,20 @@ class CheckPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What a check returned, or its refusal, and the size in bytes in which that came."""
+    """The result of a check, or its refusal, with its serialized size in bytes."""
 
     found: object
     size: int
 
     def told(self) -> object:
-        """Return what was found, or raise the refusal."""
+        """Return the result, or raise the refusal."""
         if isinstance(self.found, ServiceError):
             raise self.found.copy()
         return self.found
 
 
 class _Check:
-    """One check: what it calls with what, and whether it has begun."""
+    """One check: its function and arguments, and whether it has begun."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class _Check:
 
 
 class _Child:
-    """A process that makes one check after the other. It ends with the process that started it."""
+    """A process that runs one check after another. It ends with the process that started it."""
 
     def __init__(self) -> None:
         context = get_context("forkserver")  # a plain fork would copy the locks of gRPC's threads
@@ -197,12 +198,12 @@ class _Child:
         theirs.close()
 
     def ask(self, function: Callable[..., object], args: tuple[object, ...]) -> _Answer:
-        """Return what the function returns, or the ServiceError that it raises.
+        """Return the function's result, or the ServiceError that it raises.
 
         Raises:
-            TimeoutError: there is no answer for too long.
+            TimeoutError: the answer took too long.
             EOFError, OSError: the process died.
-            RuntimeError: the function failed otherwise; holds the traceback.
+            RuntimeError: the function failed in another way; the error holds the traceback.
         """
         self._pipe.send((function, args))
         if not self._pipe.poll(_LONGEST_S):
@@ -222,7 +223,7 @@ class _Child:
 
 
 def _serve(pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C
     os.nice(_NICE)  # the event loop comes first
     while True:
         try:
@@ -233,11 +234,11 @@ def _serve(pipe: Connection) -> None:
             answer = False, function(*args)
         except ServiceError as refusal:
             answer = False, refusal
-        except Exception:  # noqa: BLE001  # whatever it is, the service logs it
+        except Exception:  # noqa: BLE001  # the service logs it, whatever it is
             answer = True, traceback.format_exc()
         pipe.send(answer)
 
 
 def _retrieved(task: asyncio.Future[object]) -> None:
     if not task.cancelled():
-        task.exception()  # an awaiting caller gets it; asyncio would log it for one that has left
+        task.exception()  # an awaiting caller gets it; for one that has left, asyncio would log it

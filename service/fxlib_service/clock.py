@@ -1,11 +1,12 @@
-"""The service's sense of time: how old something is that was stamped with the wall clock, though that clock may jump.
+"""The service's clock, which judges the age of timestamps of the wall clock even if that clock jumps.
 
-Stamps are wall time, since they outlast a restart and people read them. Ages are not their difference from the present
-wall time: a clock that jumps a year ahead would make all that is stored a year old. So the service counts its own time,
-by a clock that never jumps, and keeps what the wall clock read whenever the two went apart. From that follows the
-lowest reading of the wall clock in the last so many seconds; what has a stamp below it is older than that, for sure.
+Timestamps are wall time, since they outlast a restart and people read them. An age is not the difference between a
+timestamp and the present wall time: a clock that jumps a year ahead would make everything that is stored a year old. So
+the service counts its own time by a clock that never jumps, and records the wall clock's reading whenever the two
+diverge. From these records follows the lowest reading of the wall clock within a given number of seconds; anything with
+a lower timestamp is certainly older.
 
-Where the host was restarted meanwhile, only the wall clock knows for how long it was off. It is believed up to a day.
+If the host was restarted, only the wall clock knows how long it was off. It is trusted for up to a day.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from typing import Final
 _FILE: Final = "clock.json"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _JUMP_S: Final = 30.0
-"""Seconds by which the wall clock may drift from the steady one, or be set, without being noted as a jump."""
+"""Seconds by which the wall clock may drift from the steady one, or be set, without being recorded as a jump."""
 _LONGEST_OFF_S: Final = 24 * 3600.0
-"""Seconds for which a host is believed to have been off, by the wall clock alone."""
+"""The longest time in seconds for which a host is taken to have been off on the word of the wall clock alone."""
 _MOST_JUMPS: Final = 1_000
 
 logger = logging.getLogger(__name__)
 
 
 def steady_s() -> float:
-    """Return the seconds since the host was started, time for which it was suspended included."""
+    """Return the seconds since the host was started, including the time for which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """Return the name of the host's present run; "" where the system has none."""
+    """Return the id of the host's present boot, or "" if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -47,20 +48,20 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Jump:
-    """What the wall clock read, in seconds since the epoch, at a second of the service's own time, after a jump."""
+    """The wall clock's reading after a jump, in seconds since the epoch, at a second of the service's own time."""
 
     at: float
     wall: float
 
 
 class Clock:
-    """Reads the time, and judges the age of stamps.
+    """Reads the time, and judges the age of timestamps.
 
     Args:
-        folder: the folder for the file in which jumps are kept over restarts; None keeps them in memory alone.
+        folder: the folder for the file that keeps jumps across restarts; None keeps them in memory only.
         wall: returns the wall time, in seconds since the epoch.
         steady: returns a time that never jumps while `boot` stays the same, in seconds.
-        boot: names the period for which `steady` is one time.
+        boot: returns an id of the period in which `steady` does not jump.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class Clock:
         self._path = None if folder is None else folder / _FILE
         self._wall, self._steady, self._boot = wall, steady, boot()
         self._lock = threading.Lock()
-        self._own = 0.0  # the service's own time, when the steady clock read `_seen`
+        self._own = 0.0  # the service's own time when the steady clock read `_seen`
         self._seen = steady()
         self._jumps = [_Jump(at=0.0, wall=wall())]
         self._recall()
         self.observe()
 
     def now(self) -> float:
-        """Return the wall time, in seconds since the epoch, for a stamp; a jump before it is noted first."""
+        """Return the wall time, in seconds since the epoch, for a timestamp; an earlier jump is recorded first."""
         with self._lock:
             own, wall = self._elapsed(), self._wall()
             if abs(self._ahead(own, wall)) > _JUMP_S:
@@ -89,9 +90,9 @@ class Clock:
         return wall
 
     def before(self, age_s: float) -> float:
-        """Return the wall time below which every stamp is older than `age_s` seconds, whatever the clock did meanwhile.
+        """Return the wall time below which every timestamp is older than `age_s` seconds, whatever the clock did since.
 
-        Stamps that are older than the clock's own record are believed: minus infinity is never returned.
+        Timestamps older than the clock's own record are trusted: minus infinity is never returned.
         """
         with self._lock:
             own, wall = self._elapsed(), self._wall()
@@ -99,18 +100,18 @@ class Clock:
         since = own - age_s
         then = [jump for jump in self._jumps if jump.at <= since]
         last = then[-1] if then else self._jumps[0]
-        # What is too small to be noted may lie between a jump and its note.
+        # A change too small to be recorded may lie between a jump and its record.
         after = (jump.wall - _JUMP_S for jump in self._jumps[1:] if jump.at > since)
         readings = [last.wall + since - last.at, *after]
         return min(wall - age_s, *readings)
 
     def observe(self) -> None:
-        """Note it if the wall clock has jumped since the last look, and store where both clocks are."""
+        """Record a jump of the wall clock since the last look, if there was one, and store what both clocks read."""
         with self._lock:
             self._note(self._elapsed(), self._wall())
 
     def _ahead(self, own: float, wall: float) -> float:
-        """Return by how much the wall clock is ahead of where it would be without a jump since the last one."""
+        """Return by how much the wall clock is ahead of where it would be without a jump since the last record."""
         last = self._jumps[-1]
         return wall - (last.wall + own - last.at)
 
@@ -126,7 +127,7 @@ class Clock:
         return self._own + max(0.0, self._steady() - self._seen)
 
     def _recall(self) -> None:
-        """Take the service's own time up where it was left."""
+        """Resume the service's own time where it was left."""
         if self._path is None:
             return
         try:
@@ -157,7 +158,7 @@ class Clock:
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self._path)
-        except OSError as error:  # the steady clock bridges what was not stored
+        except OSError as error:  # the steady clock covers for the readings that were not stored
             logger.debug("the clock's jumps cannot be stored: %s", error)
             with suppress(OSError):
                 unfinished.unlink()

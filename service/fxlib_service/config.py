@@ -29,14 +29,14 @@ MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A host and a port; port 0 stands for any free port."""
+    """A host and a port. Port 0 stands for any free port."""
 
     host: str
     port: int
 
     @staticmethod
     def parse(text: str) -> Address:
-        """Read `HOST:PORT`, an IPv6 host in brackets.
+        """Read `HOST:PORT`, with an IPv6 host in brackets.
 
         Raises:
             ValueError: the text is not of that form.
@@ -49,7 +49,7 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """Whether the address can be reached from this machine alone."""
+        """Whether the address can be reached only from this machine."""
         if self.host == "localhost":
             return True
         try:
@@ -96,10 +96,10 @@ class Tls:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits on what one client, job or upload may take. Those without an option are the same in every service.
+    """Limits on the resources of one client, job or upload. Limits without an option are the same in every service.
 
     Attributes:
-        message_bytes: size of the largest upload or result; other messages have limits of their own, in `in_flight`.
+        message_bytes: size of the largest upload or result; `in_flight` has the limits of other messages.
         graph_bytes: size of the largest serialized graph.
         streams_per_connection: number of calls that one connection may have open at once.
         connections: number of connections that each of the service's addresses may have open at once.
@@ -204,7 +204,7 @@ class Config:
     )
     blobs: str = field(
         default="",
-        repr=False,  # an URL may hold a password
+        repr=False,  # a URL may hold a password
         metadata=option(
             "blobs",
             "folder of the blobs, or an URL of fsspec (s3://BUCKET/PREFIX, gs://...); services that share a database "
@@ -293,7 +293,7 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a configuration that is unsafe, unless `insecure` asks for it.
+        """Refuse an unsafe configuration unless `insecure` permits it.
 
         Raises:
             OptionError: the lease is not positive; or an address can be reached from other machines, TLS is off, and

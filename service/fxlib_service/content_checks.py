@@ -1,4 +1,4 @@
-"""Checks graphs, workloads, recipes and results with the library, whose errors become refusals of the service."""
+"""Checks graphs, workloads, recipes and results with the library, and turns its errors into refusals of the service."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from fxlib_service.errors import Code, ServiceError, Violation, invalid
 def check_graph(
     data: bytes, field: str, limits: wire.Limits, recipe: jobs_pb2.Recipe | None = None
 ) -> list[graph_pb2.BlobRef]:
-    """Check that bytes are a valid graph, with the weights that a recipe needs; return the blobs of its weights.
+    """Check that bytes are a valid graph with the weights that a recipe needs; return the blobs of its weights.
 
-    No torch object is built, and the time taken is proportional to the size of the graph.
+    The check builds no torch object and takes time proportional to the size of the graph.
 
     Raises:
         ServiceError: INVALID_GRAPH, naming node and field.
@@ -51,18 +51,18 @@ Sizes = tuple[tuple[str, int], ...]
 
 
 def weights_needed(data: bytes, field: str, limits: wire.Limits, recipe: bytes | None) -> Sizes:
-    """Check a graph as `check_graph` does, in a process of the check pool; the recipe is serialized."""
+    """Check a graph in a process of the check pool, as `check_graph` does; the recipe is serialized."""
     asked = None if recipe is None else jobs_pb2.Recipe.FromString(recipe)
     return tuple((ref.sha256, ref.size) for ref in check_graph(data, field, limits, asked))
 
 
 def weights_of(data: bytes) -> Sizes:
-    """Return the blobs of the weights of a graph that was checked before."""
+    """Return the weight blobs of a graph that was checked before."""
     return tuple((ref.sha256, ref.size) for ref in wire.values_of(wire.parse(data)))
 
 
 def examined(data: bytes) -> tuple[bytes, str]:
-    """Check a serialized request but for its blobs; return its serialized trial, completed, and its cache key.
+    """Check a serialized request except for its blobs; return its completed trial, serialized, and its cache key.
 
     Raises:
         ServiceError: INVALID_REQUEST, naming the field.
@@ -76,12 +76,12 @@ def examined(data: bytes) -> tuple[bytes, str]:
 
 
 def check_answer(data: bytes, trial: bytes) -> None:
-    """Check a result as `check_result` does, in a process of the check pool; both are serialized."""
+    """Check a result in a process of the check pool, as `check_result` does; both arguments are serialized."""
     check_result(jobs_pb2.JobResult.FromString(data), jobs_pb2.TrialOptions.FromString(trial))
 
 
 def check_workload(workload: workload_pb2.Workload, field: str = "workload") -> None:
-    """Check that a workload describes a step that can run. The contents of its blobs are not looked at.
+    """Check that a workload describes a step that can run. The contents of its blobs are not checked.
 
     Raises:
         ServiceError: INVALID_REQUEST, naming the field.
@@ -173,7 +173,7 @@ def recipe_key(recipe: jobs_pb2.Recipe) -> str:
 
 
 def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
-    """Return the SHA-256 that equal requests share, which have one answer.
+    """Return the SHA-256 that equal requests share; they have the same answer.
 
     It covers the graph, the recipe, the versions, the workload, the trial, what the profile can replay, whether diffs
     are wanted, the graph, workload and replay of each variant, where the job may run, and the launcher's backends.
@@ -200,10 +200,10 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
 
 
 def _replayed(profile: profile_pb2.Profile) -> str:
-    """Return a digest of what a trial can replay from a profile: functions, destinations, and returned values.
+    """Return a digest of the parts of a profile that a trial can replay: functions, destinations, and returned values.
 
     The times are left out. They differ between any two measurements of one program, so that the ranks of a job, or its
-    next run, would never share an answer. Whoever knows that the servers have changed asks for a fresh one.
+    next run, would never share an answer. A user who knows that the servers have changed asks for a fresh answer.
     """
     total = hashlib.sha256()
     for each in sorted(profile.calls, key=lambda call: call.call):

@@ -1,4 +1,4 @@
-"""Jobs, events and workers, to and from their protocol messages."""
+"""Converts jobs, events and workers to and from their protocol messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IN_LISTINGS: Final = ("decision", "reason_code", "reason", "qps_original", "qps
 
 
 def job_to_proto(job: Job, result: bytes | None = None, live: bytes | None = None) -> jobs_pb2.Job:
-    """Write a job, with its serialized answer and live figures if these are given."""
+    """Write a job, with its serialized answer and live figures if they are given."""
     proto = _JOB.write(job)
     if result is not None:
         proto.result.MergeFromString(result)
@@ -32,7 +32,7 @@ def job_to_proto(job: Job, result: bytes | None = None, live: bytes | None = Non
 
 
 def job_to_line(job: Job, result: bytes | None, live: bytes | None) -> jobs_pb2.Job:
-    """Write a job as a listing shows it: of its answer, the decision, the reason and the figures alone."""
+    """Write a job as a listing shows it, with only the decision, the reason and the figures of its answer."""
     proto = job_to_proto(job, result, live)
     for field, _ in proto.result.ListFields() if result is not None else ():
         if field.name not in _IN_LISTINGS:
@@ -97,7 +97,7 @@ _JOB: Final = Converter(
     jobs_pb2.Job,
     text=None,
     rules={"state": _STATE, "created_at": _TIME, "started_at": _TIME, "finished_at": _TIME, "failure": FAILURE},
-    # Fields that only the service has, and the answer, which is stored apart.
+    # Fields that only the service has, and the answer, which is stored separately.
     left_out=(
         *("request_digest", "torch_version", "cache_key", "fresh", "token", "hardware", "reusable"),
         *("asked_from", "result", "live", "waits_for"),

@@ -1,6 +1,6 @@
-"""The parts of a service, put together; only the sockets are left to `server`.
+"""Assembles the parts of a service; only the sockets are left to `server`.
 
-Services that share a database have leases in it, and word of what the others did.
+Services that share a database keep leases in it, and learn from it what the others did.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DAY_S = 24 * 3600.0
 
 
 class _StoredLeases(Leases):
-    """Leases in the database, which any service may extend or expire. A claim stores its lease by itself."""
+    """Leases in the database, which any service may extend or expire. Each claim stores its own lease."""
 
     def __init__(self, ledger: Ledger, store: PostgresJobStore, *, duration_s: float) -> None:
         self._ledger = ledger
@@ -68,7 +68,7 @@ class _StoredLeases(Leases):
 
     @override
     def grant(self, lease: Lease) -> None:
-        """Nothing is left to do: the claim has stored the lease."""
+        """Do nothing: the claim has stored the lease."""
 
     @override
     async def extend(self, job_id: str, token: str) -> Lease | None:
@@ -85,11 +85,11 @@ class _StoredLeases(Leases):
 
     @override
     def end(self, job_id: str) -> None:
-        """Nothing is left to do: a job that does not run has no lease."""
+        """Do nothing: a job that does not run has no lease."""
 
     @override
     def postpone(self, seconds: float) -> None:
-        """Nothing is left to do: `take_expired` judges by when any of the services last looked."""
+        """Do nothing: `take_expired` goes by the last time that any of the services looked."""
 
     @override
     async def take_expired(self) -> Sequence[Lease]:
@@ -97,7 +97,7 @@ class _StoredLeases(Leases):
 
 
 class _Sharing:
-    """Brings what the other services do to this one's watchers and workers."""
+    """Passes the actions of other services on to this one's watchers and workers."""
 
     def __init__(
         self, ledger: Ledger, store: PostgresJobStore, dispatcher: Dispatcher, workers: Workers, counts: StoredCounts
@@ -109,7 +109,7 @@ class _Sharing:
         self._counts = counts
 
     async def follow(self) -> None:
-        """Pass on what other services change, until this task is cancelled.
+        """Pass on the changes of other services until this task is cancelled.
 
         Whenever changes may have been missed, watchers go back to the store, and waiting workers look for jobs.
         """
@@ -129,7 +129,7 @@ class _Sharing:
                 await asyncio.sleep(_AWAY_S)
 
     async def recall(self) -> None:
-        """Every few seconds, read which workers the other services hear from, and tell them of open calls."""
+        """Every few seconds, read which workers the other services hear from, and report open calls to them."""
         while True:
             await asyncio.sleep(_RECALL_S)
             try:
@@ -153,7 +153,7 @@ class _Sharing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """The parts that the server, and tests without a network, use."""
+    """The parts that the server uses, as do tests without a network."""
 
     optimizer: OptimizerServicer
     blobs: BlobServicer
@@ -172,7 +172,7 @@ class Core:
     clock: Clock
 
     async def close(self) -> None:
-        """End the calls that wait, finish the work under way, and close the store."""
+        """End the waiting calls, finish the work under way, and close the store."""
         self.dispatcher.close()
         self.broker.close()
         self.probe.close()
@@ -189,7 +189,7 @@ async def make_core(
     clock: Clock | None = None,
     reserve: Reserve | None = None,
 ) -> Core:
-    """Put a service together on its stores, and recover the workers, leases and figures that the stores hold.
+    """Assemble a service on its stores, and recover the workers, leases and figures that the stores hold.
 
     With a policy, namespaces are isolated: each has its own blobs and, unless `share_results` is set, its own answers.
     Without a reserve, nothing is refused before the disk is full.

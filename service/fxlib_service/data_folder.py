@@ -1,4 +1,4 @@
-"""The data folder as a whole: one process at a time uses it, and none one that was restored by half."""
+"""The data folder as a whole. One process at a time uses it, and none does while its restore is incomplete."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Final
 from fxlib.errors import FxlibError
 
 RESTORING: Final = "restoring"
-"""The file that says which backup is being restored into the folder; it is gone once that is done."""
+"""The file that names the backup being restored into the folder; it is deleted when the restore is done."""
 LOCK: Final = "lock"
 
 
 class DataLock:
-    """An exclusive lock on the data folder; the kernel drops it when the process ends, however it ends.
+    """An exclusive lock on the data folder. The kernel releases it when the process ends, however it ends.
 
     Args:
-        folder: the data folder, which is made if it is not there.
-        restores: whether it is for a restore, which may find the folder restored by half.
+        folder: the data folder, which is created if it does not exist.
+        restores: whether it is for a restore, which may find the folder partly restored.
 
     Raises:
-        FxlibError: another process holds it, the lock's file cannot be made or written, or a restore into the folder
-            was not finished.
+        FxlibError: another process holds the lock, its file cannot be made or written, or a restore into the folder was
+            not finished.
     """
 
     def __init__(self, folder: Path, *, restores: bool = False) -> None:
@@ -46,5 +46,5 @@ class DataLock:
             )
 
     def release(self) -> None:
-        """Give the lock up, so that another service can use the folder."""
+        """Release the lock, so that another service can use the folder."""
         os.close(self._descriptor)

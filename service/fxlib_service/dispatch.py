@@ -1,4 +1,4 @@
-"""Gives jobs to workers and takes their answers: claims, leases, and what happens when a worker falls silent."""
+"""Gives jobs to workers and takes their answers: claims, leases, and the handling of workers that fall silent."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A job that a worker has claimed, its lease's token in `job.token`, with the serialized request.
+    """A job that a worker has claimed, with the serialized request. `job.token` is the token of the lease.
 
-    `others` is where jobs may run that are perhaps left for the next workers, each place once.
+    `others` lists, without repetition, where jobs may run that may be left for the next workers.
     """
 
     job: Job
@@ -42,7 +42,7 @@ class Grant:
 
 
 class Waiter:
-    """A worker with these labels that waits for a job. It was woken for one that may run `woken_for`."""
+    """A worker with these labels that waits for a job. If it was woken, `woken_for` is where that job may run."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self.labels = labels
@@ -51,7 +51,7 @@ class Waiter:
         self.looked = False
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait to be woken; return False once `timeout_s` is over. A worker that was woken looks for a job again."""
+        """Wait to be woken; return False after `timeout_s` seconds. A worker that was woken looks for a job again."""
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(self.woken)
@@ -64,8 +64,8 @@ class Waiter:
 class Wakeups:
     """The workers that wait for jobs of one torch version, woken one at a time in the order in which they came.
 
-    A worker registers first (`waiting`), then looks for a job, then waits, so that a job queued after it looked wakes
-    it. A worker that was woken and leaves without looking wakes the next one.
+    A worker first registers (`waiting`), then looks for a job, then waits, so that a job queued after it looked wakes
+    it. A worker that leaves without looking after it was woken wakes the next one.
     """
 
     def __init__(self) -> None:
@@ -74,11 +74,11 @@ class Wakeups:
 
     @property
     def idle(self) -> bool:
-        """Whether no worker is registered, not even one that was woken and has not looked yet."""
+        """Whether no worker is registered, not even one that was woken and has yet to look."""
         return not self._registered
 
     def wake_one(self, where: Mapping[str, str]) -> None:
-        """Wake the worker that has waited longest, of those that could take a job which may run `where`."""
+        """Wake the worker that has waited longest of those that could take a job that may run `where`."""
         waiter = next((each for each in self._waiting if may_run(where, each.labels)), None)
         if waiter is not None:
             self._waiting.remove(waiter)
@@ -92,7 +92,7 @@ class Wakeups:
 
     @contextmanager
     def waiting(self, labels: Mapping[str, str]) -> Iterator[Waiter]:
-        """Register a waiter for the length of the block."""
+        """Register a waiter for the duration of the block."""
         waiter = Waiter(labels)
         self._waiting.append(waiter)
         self._registered += 1
@@ -109,7 +109,7 @@ class Wakeups:
 class Dispatcher:
     """Assigns jobs to workers that may run them.
 
-    The namespace with the fewest running jobs comes first, then the one served longest ago.
+    The namespace with the fewest running jobs comes first; among equals, the one served longest ago.
 
     Args:
         ledger: stores what happens to jobs.
@@ -132,12 +132,12 @@ class Dispatcher:
         self._closed = False
 
     async def recover(self) -> None:
-        """Grant every running job a whole new lease: its worker may still be at work, though the service was down."""
+        """Grant every running job a full new lease: its worker may still be at work although the service was down."""
         for job in await self._ledger.read(self._ledger.store.running):
             self.leases.grant(Lease(job_id=job.id, token=job.token, worker_id=job.worker_id, principal=job.measured_by))
 
     def heard(self, transition: Transition) -> None:
-        """Wake a worker whenever a job may have become claimable: this one, or an equal one that waited for it."""
+        """Wake a worker when a job may have become claimable: this one, or an equal one that waited for it."""
         job = transition.job
         if job.state is not State.RUNNING and not transition.at_once:
             self.leases.end(job.id)
@@ -154,7 +154,7 @@ class Dispatcher:
             wakeups.wake_all()
 
     async def check_holder(self, job_id: str, principal: str) -> None:
-        """Refuse every caller but the one that the job is leased to, even one that has the lease's token.
+        """Refuse every caller except the one that the job is leased to, even if it has the lease's token.
 
         Raises:
             ServiceError: LEASE_LOST.
@@ -163,7 +163,7 @@ class Dispatcher:
             raise ServiceError(Code.LEASE_LOST, f"job {job_id} is not leased under this token")
 
     async def claim(self, worker: Worker, *, wait_s: float, principal: str = "") -> Grant | None:
-        """Lease a job to a worker, waiting up to `wait_s` seconds for one; return None if there was none."""
+        """Lease a job to a worker, waiting up to `wait_s` seconds for one; return None if none came."""
         await self._workers.see(worker, principal)
         deadline = time.monotonic() + wait_s
         while True:
@@ -178,7 +178,7 @@ class Dispatcher:
 
     @contextmanager
     def _waiting(self, worker: Worker) -> Iterator[tuple[Wakeups, Waiter]]:
-        """Register a worker as a waiter for the length of the block. Versions that nobody waits for take no memory."""
+        """Register a worker as a waiter in the block. Versions that nobody waits for take no memory."""
         wakeups = self._wakeups.setdefault(worker.torch_version, Wakeups())
         try:
             with wakeups.waiting(worker.labels) as waiter:
@@ -203,7 +203,7 @@ class Dispatcher:
         raise ServiceError(Code.LEASE_LOST, f"job {job_id} is not leased under this token")
 
     async def tell(self, job_id: str, said: Reported | Completed | Failed | Released) -> Transition:
-        """Apply what a worker says about its job, which also extends the lease.
+        """Apply a worker's report about its job, which also extends the lease.
 
         Raises:
             ServiceError: JOB_NOT_FOUND or LEASE_LOST.
@@ -217,7 +217,7 @@ class Dispatcher:
         """Apply a worker's answer, and return the job. The worker may repeat the call with the same answer.
 
         Raises:
-            ServiceError: JOB_NOT_FOUND; LEASE_LOST, also where the job has ended with another answer.
+            ServiceError: JOB_NOT_FOUND; LEASE_LOST, also if the job has ended with another answer.
         """
         transition = await self.tell(job_id, said)
         if transition.event is None and transition.job.state is State.SUCCEEDED:
@@ -227,7 +227,7 @@ class Dispatcher:
         return transition.job
 
     async def request_of(self, job_id: str, token: str) -> bytes:
-        """Return the serialized request of a job, to the holder of its last lease.
+        """Return the serialized request of a job to the holder of its last lease.
 
         Raises:
             ServiceError: JOB_NOT_FOUND or LEASE_LOST.
@@ -247,7 +247,7 @@ class Dispatcher:
                 self.leases.postpone(late)
             try:
                 expired = await self.leases.take_expired()
-            except ServiceError:  # the database is away; that it is was logged
+            except ServiceError:  # the database is unreachable, which has been logged
                 await asyncio.sleep(_AWAY_S)
             else:
                 await self.expire(expired)
@@ -279,7 +279,7 @@ class Dispatcher:
         self.wake_all()
 
     async def _claim_surely(self, worker: Worker, principal: str) -> Grant | None:
-        """Claim; if the caller leaves meanwhile, the job that it would have got goes back to the queue."""
+        """Claim a job. If the caller leaves in the meantime, the job that it would have got goes back to the queue."""
         attempt = asyncio.ensure_future(self._claim(worker, principal))
         try:
             return await asyncio.shield(attempt)
@@ -304,7 +304,7 @@ class Dispatcher:
                 token = secrets.token_hex(16)
                 claimed = Claimed(worker_id=worker.id, token=token, hardware=worker.hardware, principal=principal)
                 job = await self._ledger.claim(head.job_id, claimed, lease_s=self.leases.duration_s)
-                if job is None:  # it was cancelled meanwhile, or another service's worker got it
+                if job is None:  # it has been cancelled, or another service's worker has got it
                     continue
                 self.leases.grant(Lease(job_id=job.id, token=token, worker_id=worker.id, principal=principal))
                 request = await self._ledger.read(self._ledger.store.request_of, job.id)

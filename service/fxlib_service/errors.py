@@ -1,4 +1,4 @@
-"""The error catalogue: every refusal of the service, by name. How each travels over gRPC is in `interceptor`."""
+"""The error catalogue: every refusal of the service, by name. `interceptor` maps them to gRPC."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Code(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A field of a request, and what is wrong with it."""
+    """A field of a request, with what is wrong with it."""
 
     field: str
     problem: str
@@ -79,7 +79,7 @@ class ServiceError(FxlibError):
         return _restored(*self._parts())
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle it, for the way between processes."""
+        """Support pickling, so that it can pass between processes."""
         return _restored, self._parts()
 
     def _parts(self) -> tuple[Code, str, tuple[Violation, ...], dict[str, str], float | None]:

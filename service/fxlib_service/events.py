@@ -1,4 +1,4 @@
-"""Publishes each new event of a job to those who watch the job, so that nobody has to poll the store."""
+"""Publishes each new event of a job to its watchers, so that nobody has to poll the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Subscription:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue(maxsize=_BACKLOG)
 
     def offer(self, event: Event | None) -> None:
-        """Add an event. None, or an event for which the queue has no room, sends the watcher back to the store."""
+        """Add an event. None, or an event that finds the queue full, sends the watcher back to the store."""
         if self._events.full():
             while not self._events.empty():
                 self._events.get_nowait()
@@ -28,7 +28,7 @@ class Subscription:
         self._events.put_nowait(event)
 
     async def next(self) -> Event | None:
-        """Wait for the next event; None says that events were missed, or that the service is shutting down."""
+        """Wait for the next event; None means that events were missed, or that the service is shutting down."""
         return await self._events.get()
 
 
@@ -40,23 +40,23 @@ class EventBroker:
         self.closed = False
 
     def publish(self, job_id: str, event: Event) -> None:
-        """Hand an event, which is stored already, to the watchers of its job."""
+        """Pass an event, which is already stored, to the watchers of its job."""
         for subscription in self._subscriptions.get(job_id, ()):
             subscription.offer(event)
 
     def watched(self, job_id: str) -> bool:
-        """Whether a job has watchers."""
+        """Return whether a job has watchers."""
         return job_id in self._subscriptions
 
     def missed(self) -> None:
-        """Send all watchers back to the store: events may have been missed."""
+        """Send all watchers back to the store, since events may have been missed."""
         for subscriptions in self._subscriptions.values():
             for subscription in subscriptions:
                 subscription.offer(None)
 
     @contextmanager
     def subscribe(self, job_id: str) -> Iterator[Subscription]:
-        """Subscribe to a job's events for the length of the block."""
+        """Subscribe to a job's events for the duration of the block."""
         subscription = Subscription()
         self._subscriptions[job_id].add(subscription)
         try:

@@ -1,4 +1,4 @@
-"""Something bounded that callers hold for a while, such as bytes of memory, shared fairly between tenants."""
+"""Budgets of something that callers hold for a while, such as bytes of memory, shared fairly between tenants."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class _Waiter:
 
 
 class Held:
-    """An amount that is held for the length of a block, or from `take` to `give_back`. It can be made smaller then.
+    """An amount that is held for the duration of a block, or from `take` to `give_back`, and can shrink meanwhile.
 
     Attributes:
         amount: how much is held.
-        linger_s: the time in seconds for which it counts as held after the block, which bounds what a tenant takes in
-            any time of that length.
+        linger_s: the time in seconds for which it counts as held after the block. This bounds the amount that a tenant
+            takes within any period of that length.
     """
 
     def __init__(self, budget: FairBudget, tenant: str, amount: int, wait_s: float | None) -> None:
@@ -42,18 +42,18 @@ class Held:
         self.give_back()
 
     async def take(self) -> None:
-        """Wait until it is this caller's turn; raises what `FairBudget.hold` says."""
+        """Wait until it is this caller's turn; raises the errors of `FairBudget.hold`."""
         await self._budget.take(self._tenant, self.amount, self._wait_s)
 
     def give_back(self) -> None:
-        """Give back what is held, at once or after `linger_s`."""
+        """Give back the amount, at once or after `linger_s`."""
         if self.linger_s:
             asyncio.get_running_loop().call_later(self.linger_s, self._budget.give, self._tenant, self.amount)
         else:
             self._budget.give(self._tenant, self.amount)
 
     def shrink(self, amount: int) -> None:
-        """Give back what exceeds `amount`."""
+        """Give back whatever exceeds `amount`."""
         if amount < self.amount:
             self._budget.give(self._tenant, self.amount - amount)
             self.amount = amount
@@ -62,11 +62,11 @@ class Held:
 class FairBudget:
     """A budget from which callers take amounts for a while.
 
-    Whoever cannot be admitted at once waits. Tenants are served in turn, each one's callers in the order in which they
-    came. A tenant that holds its whole share waits for itself, and delays nobody else.
+    A caller that cannot be admitted at once waits. Tenants are served in turn, and the callers of each tenant in the
+    order in which they came. A tenant that holds its whole share waits for itself and delays nobody else.
 
     Args:
-        name: what the budget bounds, for messages and metrics.
+        name: name of the bounded resource, for messages and metrics.
         total: the amount that all callers may hold together.
         share: the amount that the callers of one tenant may hold together.
         waiting: number of callers of one tenant that may wait; further ones are refused.
@@ -83,11 +83,11 @@ class FairBudget:
 
     @property
     def waiting(self) -> int:
-        """The number of callers that wait."""
+        """The number of waiting callers."""
         return sum(map(len, self._waiting.values()))
 
     def hold(self, tenant: str, amount: int, *, wait_s: float | None = None) -> Held:
-        """Hold an amount for the length of the block, once it is this caller's turn.
+        """Hold an amount for the duration of the block, once it is this caller's turn.
 
         An amount above the share of a tenant is held as that share, so that it can be admitted at all.
 
@@ -98,7 +98,7 @@ class FairBudget:
         return Held(self, tenant, min(amount, self._share), wait_s)
 
     def give(self, tenant: str, amount: int) -> None:
-        """Give an amount back that a tenant holds, and admit those who can be admitted now."""
+        """Give back an amount that a tenant holds, and admit the callers that now can be admitted."""
         self.held -= amount
         self._by_tenant[tenant] -= amount
         if not self._by_tenant[tenant]:
@@ -106,7 +106,7 @@ class FairBudget:
         self._admit()
 
     async def take(self, tenant: str, amount: int, wait_s: float | None) -> None:
-        """Take an amount within the tenant's share once it is this caller's turn; raises what `hold` says."""
+        """Take an amount within the tenant's share once it is this caller's turn; raises the errors of `hold`."""
         if tenant not in self._waiting and self._next() is None and self._fits(tenant, amount):
             self._count(tenant, amount)
             return
@@ -125,20 +125,20 @@ class FairBudget:
             raise
 
     def _admit(self) -> None:
-        """Admit callers, tenant by tenant in turn, until the next one has to wait for others than its own tenant's."""
+        """Admit callers, one tenant after another, until the next caller has to wait for other tenants' callers."""
         while (tenant := self._next()) is not None and self._fits(tenant, self._waiting[tenant][0].amount):
             queue = self._waiting.pop(tenant)
             waiter = queue.popleft()
             if queue:
                 self._waiting[tenant] = queue  # behind all other tenants
-            if not waiter.admitted.done():  # else its caller has just left
+            if not waiter.admitted.done():  # otherwise its caller has just left
                 self._count(tenant, waiter.amount)
                 waiter.admitted.set_result(None)
 
     def _next(self) -> str | None:
         """Return the tenant whose turn it is: the first one with a caller that its share has room for.
 
-        Nobody overtakes that caller, or else smaller amounts could keep a large one waiting for ever.
+        Nobody overtakes that caller; otherwise smaller amounts could keep a large one waiting forever.
         """
         if not self._waiting:
             return None
@@ -146,7 +146,7 @@ class FairBudget:
         return next((tenant for tenant, queue in waiting if self._within_share(tenant, queue[0].amount)), None)
 
     def _leave(self, tenant: str, waiter: _Waiter) -> None:
-        """Forget a caller that waits no longer, or give back what it was granted at that moment."""
+        """Forget a caller that has stopped waiting, or give back the amount that it was granted at that very moment."""
         if waiter.admitted.done() and not waiter.admitted.cancelled():
             self.give(tenant, waiter.amount)
             return

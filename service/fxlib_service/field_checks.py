@@ -34,12 +34,12 @@ _MAX_GAIN: Final = 1e6
 
 
 def is_namespace(text: str) -> bool:
-    """Whether a text is a valid name of a namespace."""
+    """Return whether a text is a valid name of a namespace."""
     return _NAMESPACE.fullmatch(text) is not None
 
 
 def check_submission(request: jobs_pb2.OptimizeRequest) -> None:
-    """Check a submission's request id, name, namespace, torch version, labels, where it may run, and backends.
+    """Check the request id, name, namespace, torch version, labels, allowed workers and backends of a submission.
 
     Raises:
         ServiceError: INVALID_REQUEST, with every field at fault.
@@ -135,7 +135,7 @@ def check_live(live: jobs_pb2.LiveFigures) -> None:
 
 
 def clip(message: str) -> str:
-    """Return a message as one plain line, cut to the length that is stored."""
+    """Return a message as one plain line, truncated to the length that is stored."""
     return plain(message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "...")
 
 

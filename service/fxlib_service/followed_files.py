@@ -1,6 +1,7 @@
-"""Files that are read at the start, and again whenever they have changed, while the service runs.
+"""Files that are read at startup, and again whenever they change while the service runs.
 
-The PEM files are what the service shows and trusts; the policy and the owner's token say who may do what.
+The PEM files hold the certificates that the service presents and trusts. The policy and the owner's token decide
+permissions.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from fxlib_service.config import Config, Tls
 from fxlib_service.policy import Policy
 
 _LOOK_S: Final = 0.5
-"""The time between two looks at the files. One that has changed is read at the second look that finds it the same, so
-that whoever writes it is done."""
+"""Seconds between two looks at the files. A changed file is read once two successive looks find it the same, so that
+its writer has finished."""
 
 _State = tuple[int, ...]
 
@@ -36,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class FollowedFiles:
-    """Tells of changes of files, since they were named here; None stands for a file that there is not.
+    """Reports changes to files since they were named here. None stands for a file that is not used.
 
     Attributes:
-        asked: is set by whoever wants the files read now.
+        asked: event that is set to have the files read now.
     """
 
     def __init__(self, *paths: Path | None) -> None:
@@ -48,7 +49,7 @@ class FollowedFiles:
         self.asked = asyncio.Event()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield each time that the files are to be read again; it ends by being cancelled, or if there are no files."""
+        """Yield each time that the files have to be read again. It ends when cancelled, or if there are no files."""
         seen = self._read
         while self._paths:
             with suppress(TimeoutError):
@@ -65,7 +66,7 @@ class FollowedFiles:
 
 
 def _state(path: Path) -> _State:
-    """Return what differs once a file was written, replaced, or given to others; nothing if it cannot be looked at."""
+    """Return values that differ once a file is written, replaced, or given to others; none if it cannot be examined."""
     try:
         found = path.stat()
     except OSError:
@@ -74,16 +75,16 @@ def _state(path: Path) -> _State:
 
 
 class TlsFiles:
-    """What gRPC and the metrics address serve TLS with: the files as they were when they last fitted together.
+    """The certificates with which gRPC and the metrics address serve TLS, as of when the files last fitted together.
 
-    Connections that are open stay as they are.
+    Open connections stay as they are.
 
     Attributes:
         files: the files, to be followed.
-        credentials: what gRPC listens with; it asks for each connection what to show.
+        credentials: the credentials with which gRPC listens; for each connection, it asks them for the certificate.
 
     Raises:
-        FxlibError: a file cannot be read, holds no certificate, or the key is another one's.
+        FxlibError: a file cannot be read or holds no certificate, or the key belongs to another certificate.
     """
 
     def __init__(self, tls: Tls) -> None:
@@ -92,19 +93,19 @@ class TlsFiles:
         first, self._context = _read_certificates(tls)
         self._newer: grpc.ServerCertificateConfiguration | None = None
         self._pages: WSGIServer | None = None
-        taken: Any = self._taken  # its stubs lack None
+        taken: Any = self._taken  # gRPC's stubs lack None
         asks = tls.client_ca is not None
         self.credentials = grpc.dynamic_ssl_server_credentials(first, taken, require_client_authentication=asks)
 
     def protect(self, pages: WSGIServer) -> None:
-        """Serve these pages over TLS, too."""
+        """Serve these pages over TLS as well."""
         self._pages = pages
         self._wrap(pages)
 
     async def follow(self) -> None:
-        """Read the files again when they have changed; it ends by being cancelled.
+        """Read the files again when they have changed. It runs until it is cancelled.
 
-        Files that cannot be used change nothing: the service goes on with what it read before, and logs why.
+        Files that cannot be used change nothing: the service continues with the earlier ones and logs why.
         """
         async for _ in self.files.changes():
             try:
@@ -117,7 +118,7 @@ class TlsFiles:
             logger.info("read the certificates again: connections from now on get %s", self._tls.certificate)
 
     def _taken(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return what was read since gRPC last asked, on a thread of gRPC's; None if nothing was."""
+        """Return the certificates read since gRPC last asked, or None if there are none; called on a thread of gRPC."""
         newer, self._newer = self._newer, None
         return newer
 
@@ -151,14 +152,14 @@ def _bytes(path: Path, option: str) -> bytes:
 class AccessFiles:
     """Reads the files, and reads them again while the service runs.
 
-    A file that cannot be used changes nothing: the service goes on with what it read before, and logs why.
+    A file that cannot be used changes nothing: the service continues with its earlier contents and logs why.
 
     Raises:
-        FxlibError: a file cannot be used, and there is nothing from before.
+        FxlibError: a file cannot be used, and there are no earlier contents.
 
     Attributes:
-        authenticator: identifies callers by what was read last.
-        owner_token: the token whose bearer is the owner, as it was at the start.
+        authenticator: identifies callers by the contents that were read last.
+        owner_token: the token whose bearer is the owner, as of the start.
         files: the files, to be followed.
     """
 
@@ -174,11 +175,10 @@ class AccessFiles:
         )
 
     async def follow(self, recheck: Callable[[], int]) -> None:
-        """Read the files again when they have changed, or when asked to; it ends by being cancelled.
+        """Read the files again when they have changed or when asked to. It runs until it is cancelled.
 
         Args:
-            recheck: is called after a change; ends the calls whose callers are no longer who they were, and returns
-                their number.
+            recheck: is called after a change; ends the calls whose callers have changed, and returns their number.
         """
         async for _ in self.files.changes():
             await self._reread(recheck)
@@ -213,13 +213,13 @@ class AccessFiles:
 
 
 def _owner_token(path: Path) -> str:
-    """Read the owner's token, and warn if it is not the owner's alone.
+    """Read the owner's token, and warn if others can read its file.
 
     Raises:
         FxlibError: the file cannot be read, or holds no token.
     """
     token = read_token(path)
-    with suppress(OSError):  # it was there just now
+    with suppress(OSError):  # it existed a moment ago
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             logger.warning("others may read %s, and whoever has its token may do everything: chmod go-rwx it", path)
     return token

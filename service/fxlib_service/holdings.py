@@ -1,8 +1,8 @@
-"""Which blobs each namespace has: those that it uploaded completely, and those that its answers refer to.
+"""Records which blobs each namespace has: those that it uploaded completely, and those that its answers refer to.
 
-A blob is stored once, whoever uploaded it. For a namespace it exists only once that namespace has uploaded all of its
-bytes, so that no namespace learns what others have, or refers to bytes that it does not know. A caller that is bound to
-no namespace has all blobs.
+A blob is stored once, whoever uploaded it. For a namespace, it exists only after that namespace has uploaded all of its
+bytes, so that no namespace can learn what others have, or refer to bytes that it does not know. A caller that is not
+bound to a namespace has all blobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Holdings:
         kept: whether namespaces are isolated; if not, nothing is recorded.
 
     Attributes:
-        kept: the same.
+        kept: whether namespaces are isolated.
     """
 
     def __init__(self, ledger: Ledger, admission: Admission, *, kept: bool) -> None:
@@ -33,17 +33,17 @@ class Holdings:
         self.kept = kept
 
     async def missing(self, namespace: str | None, blobs: Mapping[str, int]) -> set[str]:
-        """Return which of `blobs`, sizes by SHA-256, a namespace does not have, whether or not the service has them."""
+        """Return which of `blobs`, sizes by SHA-256, a namespace lacks, whether or not the service has them."""
         if namespace is None:
             return set()
         return blobs.keys() - await self._ledger.read(self._ledger.store.held, namespace, list(blobs))
 
     async def has(self, namespace: str | None, sha256: str) -> bool:
-        """Whether a namespace has a blob, provided that the service has it."""
+        """Return whether a namespace has a blob, provided that the service has it."""
         return not await self.missing(namespace, {sha256: 0})
 
     async def bytes_of(self, namespace: str) -> int:
-        """Return the size of all blobs of a namespace together, in bytes."""
+        """Return the total size of a namespace's blobs, in bytes."""
         return await self._ledger.read(self._ledger.store.held_bytes, namespace)
 
     async def add(self, namespace: str, blob: Blob) -> None:
@@ -51,6 +51,6 @@ class Holdings:
         await self._ledger.write(self._ledger.store.hold, namespace, {blob.sha256: blob.size})
 
     async def give(self, namespace: str, result: jobs_pb2.JobResult) -> None:
-        """Record that a namespace has the graphs of an answer, with their weights; done before the answer is stored."""
+        """Record that a namespace has an answer's graphs with their weights; called before the answer is stored."""
         if self.kept and (named := await self._admission.blobs_of_answer(result, namespace)):
             await self._ledger.write(self._ledger.store.hold, namespace, named)

@@ -1,10 +1,11 @@
-"""What is on its way through the service at once: calls, and the bytes of requests, uploads and answers.
+"""Limits what is in flight through the service: calls, and the bytes of requests, uploads and answers.
 
-gRPC gathers a message whole, in memory, from the moment at which it is asked for the message; before, it holds a few
-KiB. So each message has room reserved before it is asked for: first that of the largest one that gRPC lets through,
-since nobody knows its size yet, and from its arrival on its own size. That of a larger one counts for a second longer
-than its call, whatever became of it: so a tenant takes no more than its share in a second, and leaves time for others.
-Answers have their own budget, so that requests and answers never wait for each other in a circle.
+Once gRPC is asked for a message, it assembles the whole message in memory; before that, it holds a few KiB. So room is
+reserved for each message before gRPC is asked for it: at first as much as for the largest message that gRPC lets
+through, since nobody knows the size yet, and after its arrival as much as its own size. The size of a message that is
+not small counts for a second longer than its call, whatever the outcome, so that a tenant takes no more than its share
+in a second and leaves time for others. Answers have a budget of their own, so that requests and answers never wait for
+each other in a circle.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LARGER_BYTES: Final = {
     "WorkerService/Claim": 1 * MIB,
     "WorkerService/Complete": 8 * MIB,
 }
-"""Sizes of the largest messages of methods, in bytes; those of all other methods have at most `_SMALL_BYTES`."""
+"""Sizes in bytes of the largest messages, by method; messages of all other methods have at most `_SMALL_BYTES`."""
 
 _BRIEF: Final = frozenset(
     {
@@ -35,7 +36,7 @@ _BRIEF: Final = frozenset(
         *("OptimizerService/GetCapabilities", "OptimizerService/ListPasses", "BlobService/FindMissing"),
     }
 )
-"""Methods that wait for nothing but the store: calls of one tenant take turns with those of others."""
+"""Methods that wait only for the store: calls of one tenant take turns with those of others."""
 _TURNS: Final = 8
 
 _LEAST_BYTES_PER_S: Final = 256 << 10
@@ -43,7 +44,7 @@ _PATIENCE_S: Final = 30.0
 _TURN_S: Final = 10.0
 _UPLOAD_TURN_S: Final = 30.0
 _LINGER_S: Final = 1.0
-"""The time for which the bytes of a request that is not small count after its call."""
+"""Seconds for which the bytes of a request that is not small count after its call."""
 
 
 class InFlight:
@@ -54,10 +55,10 @@ class InFlight:
 
     Attributes:
         calls: open calls, streams included.
-        requests: bytes of requests that are received, decoded or handled.
-        uploads: bytes of uploads, each open one counting as the largest message.
-        answers: bytes of answers that are sent.
-        turns: calls that are handled at once, of those that wait for nothing but the store.
+        requests: bytes of requests that are being received, decoded or handled.
+        uploads: bytes of uploads, each open upload counting as the largest message.
+        answers: bytes of answers that are being sent.
+        turns: calls handled at once, among those that wait only for the store.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -71,7 +72,7 @@ class InFlight:
         self.turns = FairBudget("calls at once", total=_TURNS, share=_TURNS // 2, waiting=limits.calls)
 
     def call(self, tenant: str) -> AbstractAsyncContextManager[Held]:
-        """Count a call as open for the length of the block.
+        """Count a call as open for the duration of the block.
 
         Raises:
             ServiceError: SERVICE_BUSY.
@@ -79,22 +80,21 @@ class InFlight:
         return self.calls.hold(tenant, 1)
 
     def turn(self, method: str, tenant: str) -> AbstractAsyncContextManager[object]:
-        """Wait for a tenant's turn, and keep it for the length of the block, if the method is one that takes turns.
+        """Wait for a tenant's turn and keep it for the duration of the block, if the method takes turns.
 
-        What the service does for a caller it does in the order of turns, and not of calls: whoever makes many calls at
-        once waits for itself.
+        The service works in the order of turns, not of calls: a tenant that makes many calls at once waits for itself.
         """
         return self.turns.hold(tenant, 1) if method in _BRIEF else nullcontext()
 
     @asynccontextmanager
     async def request(self, method: str, tenant: str, read: Callable[[], Awaitable[object]]) -> AsyncIterator[bytes]:
-        """Receive the one message of a call by `read`, and count its bytes for the length of the block.
+        """Receive the one message of a call by `read`, and count its bytes for the duration of the block.
 
-        The generator by which gRPC iterates would keep the message, as part of a reference cycle.
+        The generator that gRPC iterates with would keep the message, as part of a reference cycle.
 
         Raises:
-            ServiceError: SERVICE_BUSY; CALL_TIMEOUT, if it does not arrive; MESSAGE_TOO_LARGE; INVALID_REQUEST, if the
-                client sends none.
+            ServiceError: SERVICE_BUSY; CALL_TIMEOUT if the message does not arrive; MESSAGE_TOO_LARGE; INVALID_REQUEST
+                if the client sends none.
         """
         async with self.requests.hold(tenant, self._largest_bytes, wait_s=_TURN_S) as held:
             held.linger_s = _LINGER_S
@@ -109,10 +109,10 @@ class InFlight:
     async def upload(
         self, method: str, tenant: str, messages: AsyncIterator[bytes]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Receive the messages of a stream one after the other. The stream counts as one message of the largest size.
+        """Receive the messages of a stream one after another. The stream counts as one message of the largest size.
 
         Raises:
-            ServiceError: SERVICE_BUSY; and from the messages CALL_TIMEOUT, if the first does not arrive, and
+            ServiceError: SERVICE_BUSY; while iterating, also CALL_TIMEOUT if the first message does not arrive, and
                 MESSAGE_TOO_LARGE.
         """
 
@@ -132,10 +132,10 @@ class InFlight:
                 await _forgotten(received)
 
     async def send(self, tenant: str, data: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send a message of an answer, and count its bytes until the client has taken it.
+        """Send a message of an answer, and count its bytes until the client has taken them.
 
-        There is no limit on that time, since gRPC keeps the bytes until the client takes them or goes away. A client
-        that takes none fills its tenant's share, and delays nobody else's answers.
+        That time has no limit, since gRPC keeps the bytes until the client takes them or goes away. A client that takes
+        none fills its tenant's share and delays nobody else's answers.
 
         Raises:
             ServiceError: SERVICE_BUSY.
@@ -144,7 +144,7 @@ class InFlight:
             await write(data)
 
     async def ending(self, tenant: str, size: int) -> Callable[[object], None]:
-        """Count the bytes of the message that ends a call as `send` does, until what is returned is called.
+        """Count the bytes of the message that ends a call, as `send` does, until the returned function is called.
 
         Raises:
             ServiceError: SERVICE_BUSY.
@@ -173,10 +173,10 @@ class InFlight:
 
 
 async def _forgotten(received: AsyncIterator[bytes]) -> None:
-    """Have gRPC forget the last message that was received.
+    """Make gRPC forget the last message that it received.
 
-    The generator of gRPC's that yields them holds it, and is part of a reference cycle: without this, each message
-    stays until Python next looks for cycles among all of its objects, which may be gigabytes later.
+    The generator with which gRPC yields messages holds it and is part of a reference cycle. Without this, each message
+    would stay until Python's next full garbage collection, which may come gigabytes later.
     """
     if isinstance(received, AsyncGenerator):
         await received.aclose()
@@ -187,5 +187,5 @@ def _limit(method: str) -> int:
 
 
 def _time_for(size: int) -> float:
-    """Return the seconds in which a message of this size in bytes must have come."""
+    """Return the seconds within which a message of this size in bytes must have arrived."""
     return _PATIENCE_S + size / _LEAST_BYTES_PER_S

@@ -1,6 +1,6 @@
-"""What surrounds every call: it authenticates, receives and parses, limits, and turns errors into statuses.
+"""Wraps every call: it authenticates the caller, receives and parses messages, limits, and turns errors into statuses.
 
-No other file maps errors of the catalogue to gRPC: their status, and the google.rpc details.
+Only this file maps errors of the catalogue to gRPC, with their status and google.rpc details.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ _ANYBODY: Final = ""
 logger = logging.getLogger(__name__)
 
 Serve = Callable[[AsyncIterator[bytes], Any], Awaitable[bytes]]
-"""A handler as gRPC calls it: it reads the messages that come, and returns the answer."""
+"""A handler as gRPC calls it: it reads the incoming messages and returns the answer."""
 ServeStream = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
-"""One that writes its answers to the context."""
+"""A handler that writes its answers to the context."""
 
 
 def to_status(error: ServiceError) -> status_pb2.Status:
@@ -100,7 +100,7 @@ def to_status(error: ServiceError) -> status_pb2.Status:
 
 
 def _short(text: str, limit: int = _MAX_TEXT) -> str:
-    """Return text, which may quote a request, cut so short that all details fit into the trailers of a call."""
+    """Return text, which may quote a request, truncated so that all details fit into the trailers of a call."""
     return plain(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
@@ -110,15 +110,15 @@ def _packed(detail: Message) -> any_pb2.Any:
     return packed
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # is generic in its stubs only
-    """Wraps every method, so that each message has room reserved before gRPC gathers it.
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in its stubs
+    """Wraps every method, so that room is reserved for each message before gRPC assembles it.
 
-    For gRPC each method becomes one that reads a stream; on the wire there is no difference. What callers of the fxlib
-    services have in flight counts for their tenants; callers of health and reflection are one.
+    For gRPC, each method becomes one that reads a stream; on the wire there is no difference. Calls and bytes in flight
+    count for the tenant of their caller; all callers of health and reflection count as one tenant.
 
     Args:
         metrics: counts calls and refusals.
-        authenticator: identifies the caller; one whose role may not call the method is refused before parsing.
+        authenticator: identifies the caller; a caller whose role may not call the method is refused before parsing.
         in_flight: the budgets of calls and bytes.
         timeout_s: longest duration of a call with one request and one response, in seconds.
     """
@@ -134,9 +134,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         self._running = set[_Intercepted]()
 
     def recheck(self) -> int:
-        """End the calls whose callers are no longer who they were, and return their number.
+        """End the calls whose callers have changed, and return their number.
 
-        That is for when the policy or the owner's token has changed: a stream may run for hours.
+        It is called when the policy or the owner's token has changed, since a stream may run for hours.
         """
         revoked = [each for each in self._running if not self._still(each)]
         for each in revoked:
@@ -170,7 +170,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
 
     def _unary(self, name: str, method: Callable[..., Any], parse: Callable[[bytes], Message]) -> Serve:
         async def handle(context: Any, call: _Intercepted) -> Message:
-            # On its own, so that the frame that holds the message is over, and cleared, when an error is told.
+            # A function of its own, so that the frame that holds the message has ended and is cleared when an error is
+            # reported.
             async with (
                 asyncio.timeout(self._timeout_s),
                 self._in_flight.request(name, call.tenant, context.read) as raw,
@@ -209,13 +210,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         return serve
 
     async def _ending(self, call: _Intercepted, answer: Message, context: Any) -> bytes:
-        """Return the bytes of the one answer of a call: gRPC sends them together with the status, after the handler."""
+        """Return the bytes of a call's only answer. gRPC sends them together with the status, after the handler."""
         data = answer.SerializeToString()
         context.add_done_callback(await self._in_flight.ending(call.tenant, len(data)))
         return data
 
     def _bounded(self, name: str, handler: Any) -> Any:
-        """Return a handler for health or reflection, whose methods speak to gRPC themselves, and know no callers."""
+        """Return a handler for health or reflection, whose methods call gRPC directly and do not know callers."""
         parse = _parser(handler.request_deserializer)
 
         async def unary(_: AsyncIterator[bytes], context: Any) -> None:
@@ -238,7 +239,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
 
     @asynccontextmanager
     async def _refusing(self, context: Any) -> AsyncIterator[None]:
-        """Count a call of nobody's as open, and turn a refusal into a status."""
+        """Count an anonymous call as open, and turn a refusal into a status."""
         try:
             async with self._in_flight.call(_ANYBODY):
                 yield
@@ -249,13 +250,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
 
     @asynccontextmanager
     async def _intercepted(self, name: str, context: Any) -> AsyncIterator[_Intercepted]:
-        """Admit a call if its caller may make it now, and turn whatever goes wrong in it into a status.
+        """Admit a call if its caller may make it now, and turn any error in it into a status.
 
-        UNAUTHENTICATED, PERMISSION_DENIED, QUOTA_EXCEEDED and, for calls, SERVICE_BUSY are decided before anything is
-        received.
+        UNAUTHENTICATED, PERMISSION_DENIED, QUOTA_EXCEEDED and, for calls, SERVICE_BUSY are decided before any message
+        is received.
         """
         began, status, code, caller, why = time.monotonic(), "OK", "OK", None, ""
-        peer = context.peer()  # asked for now, since gRPC forgets a call once its client has left
+        peer = context.peer()  # asked for now, since gRPC forgets a call after its client has left
         intercepted = _Intercepted(Proof.of(context))
         try:
             caller = intercepted.caller = self._authenticator.caller(intercepted.proof)
@@ -271,8 +272,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                 status = code = "CANCELLED"
                 raise
             refusal = _revoked() if intercepted.revoked else _as_refusal(name, error)
-            traceback.clear_frames(error.__traceback__)  # they hold the message, whose room is free again
-            error.__traceback__ = None  # it holds this frame, which holds the error
+            traceback.clear_frames(error.__traceback__)  # they hold the message, whose room has been freed
+            error.__traceback__ = None  # the traceback holds this frame, which holds the error
             status, code, why = STATUS[refusal.code].name, refusal.code.name, _short(str(refusal))
             self._metrics.refused(refusal)
             await _abort(context, refusal)
@@ -295,13 +296,13 @@ class _Intercepted:
     """A call under way.
 
     Attributes:
-        proof: what it showed of its caller.
+        proof: the evidence of its caller's identity.
         caller: the caller, once known.
-        call: the context that its method gets.
-        tenant: whom it counts for.
+        call: the context that is passed to its method.
+        tenant: the tenant that it counts for.
         about: the job or blob that it concerns.
         trace_id: the trace that it is part of, if it is traced.
-        revoked: whether it was ended since its caller is no longer who it was.
+        revoked: whether it was ended because its caller has changed.
     """
 
     def __init__(self, proof: Proof) -> None:
@@ -321,13 +322,13 @@ class _Intercepted:
             self._task.cancel()
 
     def noted(self, message: M) -> M:
-        """Note the job or blob that a message names, unless one is noted already; return the message."""
+        """Record the job or blob that a message names, unless one is recorded already; return the message."""
         self.about = self.about or _naming(message.DESCRIPTOR)(message)
         return message
 
     @contextmanager
     def traced(self, name: str, message: Any) -> Iterator[None]:
-        """Make a span of the block, if the call hands a job in: it continues the caller's."""
+        """Trace the block as a span, which continues the caller's, if the call submits a job."""
         if "traceparent" not in message.DESCRIPTOR.fields_by_name:
             yield
             return
@@ -340,7 +341,7 @@ async def _abort(context: Any, refusal: ServiceError) -> None:
     told = rpc_status.to_status(to_status(refusal))
     try:
         await context.abort(told.code, told.details, told.trailing_metadata)
-    except grpc.aio.InternalError as error:  # nobody is there any more to be told
+    except grpc.aio.InternalError as error:  # nobody is left to be told
         raise asyncio.CancelledError from error
 
 
@@ -354,7 +355,7 @@ _OBJECTS: Final[tuple[tuple[str, Callable[[Any], str]], ...]] = (
 
 @cache
 def _naming(kind: Descriptor) -> Callable[[Any], str]:
-    """Return what reads the job or blob that messages of this kind concern; "" from those that name none."""
+    """Return a function that reads the job or blob that a message of this kind names; "" if it names none."""
     named = kind.fields_by_name
     return next((name for field, name in _OBJECTS if field in named), lambda _: "")
 

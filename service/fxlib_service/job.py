@@ -1,4 +1,4 @@
-"""A job as the service stores it, and an event of its history. Request and result, being large, are stored apart."""
+"""A job as the service stores it, and an event of its history. Request and result are large and stored separately."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a job has no answer: a code for programs, and a sentence for people."""
+    """The reason why a job has no answer: a code for programs, and a sentence for people."""
 
     code: str
     message: str
@@ -35,18 +35,18 @@ class Job:
     """One accepted request. Times are seconds since the epoch.
 
     Attributes:
-        request_digest: SHA-256 of the request, which tells a repeated call from a reused request id.
-        cache_key: SHA-256 that equal requests share; on one kind of hardware they have one answer.
-        where: the labels that a worker must have to be given the job.
-        fresh: whether it is measured anew, never answered with, or held back for, an equal job's result.
-        attempts: number of leases granted so far, without those that workers gave back.
-        token: token of the present or last lease.
-        hardware: fingerprint of the machine that the present or last lease went to.
-        cached: whether the answer is an equal job's.
+        request_digest: SHA-256 of the request, which distinguishes a repeated call from a reused request id.
+        cache_key: SHA-256 that equal requests share; on one kind of hardware they have the same answer.
+        where: the labels that a worker must have to get the job.
+        fresh: whether it is measured anew; it is neither answered with nor held back for an equal job's result.
+        attempts: number of leases granted so far, not counting those that workers gave back.
+        token: token of the current or last lease.
+        hardware: fingerprint of the machine that the current or last lease went to.
+        cached: whether the answer comes from an equal job.
         reusable: whether equal jobs may be given the answer.
         asked_by: name of the authenticated caller that submitted the job.
         asked_from: where that call came from, as gRPC writes it.
-        measured_by: authenticated name of the worker that holds, or last held, the lease; for a cached answer, of the
+        measured_by: authenticated name of the worker that holds or last held the lease; for a cached answer, of the
             worker that measured it.
     """
 
@@ -85,8 +85,8 @@ class Event:
     Attributes:
         sequence: number of the event within its job, from 1.
         at: when it happened, in seconds since the epoch.
-        state: state of the job after it.
-        phase: phase of the work after it.
+        state: state of the job after the event.
+        phase: phase of the work after the event.
         message: one line for people.
         progress: share of the phase that is done, 0 to 1; negative when unknown.
     """

@@ -1,8 +1,8 @@
-"""The deadlines of leases; the store knows who holds which job.
+"""The deadlines of leases; the store records who holds which job.
 
-Where one service owns the store, they are in its memory and on the monotonic clock. A restart therefore grants every
-running job a whole new lease, which its worker extends with the next heartbeat. A step of the wall clock ends no lease,
-and a heartbeat costs no write. Where several services share a database, they are in it (`core`).
+If one service owns the store, deadlines are kept in its memory, by the monotonic clock. A restart therefore grants
+every running job a full new lease, which its worker extends with the next heartbeat. A jump of the wall clock ends no
+lease, and a heartbeat costs no write. If several services share a database, deadlines are kept there (`core`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing_extensions import override
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A worker's hold on a job. The token proves it, if it comes from `principal`, the caller that it was given to."""
+    """A worker's hold on a job. Its token proves it, provided that it comes from `principal`, to whom it was given."""
 
     job_id: str
     token: str
@@ -37,7 +37,7 @@ class Leases(ABC):
 
     @abstractmethod
     def grant(self, lease: Lease) -> None:
-        """Start a lease, whose claim is stored, or restart its time."""
+        """Start a lease whose claim is stored, or restart its time."""
 
     @abstractmethod
     async def extend(self, job_id: str, token: str) -> Lease | None:
@@ -49,23 +49,23 @@ class Leases(ABC):
 
     @abstractmethod
     async def holds(self, token: str) -> bool:
-        """Whether a lease under this token is live."""
+        """Return whether a lease under this token is live."""
 
     @abstractmethod
     def end(self, job_id: str) -> None:
-        """Forget the job's lease, if there is one; its end is stored."""
+        """Forget the job's lease, if there is one; its end is already stored."""
 
     @abstractmethod
     def postpone(self, seconds: float) -> None:
-        """Move all deadlines back: time for which the service itself stood still does not count against workers."""
+        """Postpone all deadlines: time for which the service itself stood still does not count against workers."""
 
     @abstractmethod
     async def take_expired(self) -> Sequence[Lease]:
-        """Return the leases whose deadline has passed, each once, for the caller to end."""
+        """Return the leases whose deadline has passed, each only once; the caller ends them."""
 
 
 class MemoryLeases(Leases):
-    """Leases of a service that owns its store.
+    """Leases in the memory of a service that owns its store.
 
     Args:
         duration_s: length of a lease, in seconds.

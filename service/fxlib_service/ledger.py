@@ -1,4 +1,4 @@
-"""Carries out what the state machine decides: stores it first, then announces it."""
+"""Carries out the decisions of the state machine: it stores them first, then announces them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _READERS = 4
 _NEW_AT_ONCE = 100
-"""Number of new jobs that one transaction stores, since all other writes of the service wait for it."""
+"""Largest number of new jobs that one transaction stores, since all other writes of the service wait for it."""
 
 
 class Ledger:
@@ -31,14 +31,14 @@ class Ledger:
 
     Args:
         store: the store of jobs, which `close` closes.
-        broker: is handed every event.
-        background: finishes a write whose caller left, since what is stored must be announced.
-        clock: stamps what happens.
-        reserve: room on the disk for all that happens to jobs that were accepted.
+        broker: publishes every event.
+        background: finishes a write whose caller has left, since everything that is stored must be announced.
+        clock: gives the times of events.
+        reserve: room on the disk for the histories and answers of accepted jobs.
 
     Attributes:
-        store: the same.
-        broker: the same.
+        store: the store of jobs.
+        broker: publishes every event to its watchers.
         listeners: functions that are called with every transition that changed a job, on the event loop's thread.
     """
 
@@ -67,10 +67,10 @@ class Ledger:
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: function(*args, **kwargs))
 
     async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a writing method of the store that changes no job, so that there is nothing to announce.
+        """Call a writing method of the store that changes no job, and so has nothing to announce.
 
         Raises:
-            ServiceError: STORAGE_FULL, if the disk is full and its reserve is used up; STORAGE_UNAVAILABLE.
+            ServiceError: STORAGE_FULL if the disk is full and its reserve is used up; STORAGE_UNAVAILABLE.
         """
 
         def act() -> T:
@@ -93,8 +93,8 @@ class Ledger:
     async def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
         """Store a new job, or return the one that has the same request id.
 
-        The job is durable by then. Those that come while others are stored are stored together, in one transaction: a
-        disk syncs some hundred times in a second.
+        On return, the job is durable. Jobs that arrive while others are being stored are stored together in one
+        transaction, since a disk syncs only some hundred times a second.
 
         Raises:
             QueueFullError: the namespace has `queue_limit` queued jobs.
@@ -106,7 +106,7 @@ class Ledger:
         return await entered
 
     async def apply(self, job_id: str, happened: Input) -> Transition:
-        """Decide what follows for a job from what happened, store that, and announce it.
+        """Decide what follows for a job from an occurrence, store the result, and announce it.
 
         Raises:
             ServiceError: JOB_NOT_FOUND, or LEASE_LOST.
@@ -117,14 +117,14 @@ class Ledger:
         return transition
 
     async def claim(self, job_id: str, claimed: Claimed, *, lease_s: float) -> Job | None:
-        """Lease a job for so many seconds, announce it, and return it; None if it cannot be claimed (any more)."""
+        """Lease a job for so many seconds, announce it, and return it; None if it cannot (or no longer) be claimed."""
         transition = await self._change(partial(self.store.claim, lease_s=lease_s), job_id, claimed)
         return None if transition is None else transition.job
 
     async def observe(self, job_id: str, live: bytes, *, went_back: str = "") -> Transition:
-        """Store what a launcher tells of its training, and announce that it went back to its original.
+        """Store a launcher's report about its training, and announce it if the launcher went back to its original.
 
-        The listeners do not hear of it: the job has ended before, and stays as it ended.
+        The listeners are not called, since the job has already ended, and its outcome stays.
 
         Raises:
             ServiceError: JOB_NOT_FOUND, or INVALID_REQUEST.
@@ -142,28 +142,28 @@ class Ledger:
         return await asyncio.shield(self._background.spawn(act()))
 
     def _take_new(self) -> None:
-        """Have the new jobs stored that will have come by the writer's next turn."""
+        """Schedule the storing of the new jobs that arrive before the writer's next turn."""
         loop, self._new_are_due = asyncio.get_running_loop(), True
         over: asyncio.Future[None] = loop.create_future()
         self._background.keep(over)
         self._writer.submit(self._store_new, loop, over)
 
     def _store_new(self, loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
-        """Store the new jobs that have come; called on the writer's thread."""
-        self._new_are_due = False  # first, so that what comes from now on is due again
+        """Store the new jobs that have arrived; called on the writer's thread."""
+        self._new_are_due = False  # first, so that jobs that arrive from now on are scheduled again
         coming = [self._new.popleft() for _ in range(min(len(self._new), _NEW_AT_ONCE))]
         outcomes = self._enter([new for new, _ in coming]) if coming else ()
         loop.call_soon_threadsafe(self._have_entered, coming, outcomes, over)
 
     def _enter(self, new: Sequence[NewJob]) -> Sequence[Job | Exception | None]:
-        """Store new jobs, and return what became of each. The reserve of the disk is not for them."""
+        """Store new jobs, and return the outcome for each. They may not use the reserve of the disk."""
         try:
             return self.store.enter(new)
-        except Exception as error:  # noqa: BLE001 - it is raised where the job was submitted
+        except Exception as error:  # noqa: BLE001 - raised where the job was submitted
             passes = isinstance(error, ServiceError) and error.retry_after_s is not None  # a fault of the storage
             if len(new) == 1 or passes:
                 return [error] * len(new)
-            return [outcome for each in new for outcome in self._enter([each])]  # it may be one job's own fault
+            return [outcome for each in new for outcome in self._enter([each])]  # a single job may be at fault
 
     def _have_entered(
         self,
@@ -215,5 +215,5 @@ class Ledger:
 
 
 def job_not_found(job_id: str) -> ServiceError:
-    """Return the refusal for a job that does not exist, or that the caller may not know of; the two look the same."""
+    """Return the refusal for a job that does not exist, or that is hidden from the caller; both look the same."""
     return ServiceError(Code.JOB_NOT_FOUND, f"no job {job_id}")
