@@ -1,4 +1,4 @@
-"""The state machine of a job, as pure functions: what happened goes in, the job's next state and an event come out.
+"""The state machine of a job, as pure functions from an occurrence to the job's next state and an event.
 
     submit --> QUEUED --Claimed--> RUNNING --Completed--> SUCCEEDED
                  | ^                 | | |----Failed----> FAILED
@@ -6,9 +6,9 @@
                  | +---LeaseExpired----+--(last attempt)----+
                  +--Answered--> SUCCEEDED or FAILED     Cancelled: QUEUED or RUNNING --> CANCELLED
 
-A finished job keeps its outcome; what its launcher tells of its own training is added. A call under the lease
-that the job ended with is ignored, so that a worker may repeat its last call; another outcome than the job's, and any
-call under another lease, is refused.
+A finished job keeps its outcome; its launcher's reports about training are added. A call under the lease that the job
+ended with is ignored, so that a worker may repeat its last call. An outcome that differs from the job's is refused, and
+so is any call under another lease.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ATTEMPTS: Final = 3
 WENT_BACK: Final = "went_back"
 """The phase of an answered job whose launcher went back to its original."""
 MAX_EVENTS: Final = 2_000
-"""Number of events after which a worker's reports are dropped; changes of state are still recorded."""
+"""Number of events of a job after which a worker's reports are dropped; changes of state are still recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """The worker has the answer; `reusable` says whether equal jobs may be given it, too."""
+    """The worker has the answer; `reusable` says whether equal jobs may get it, too."""
 
     token: str
     result: bytes
@@ -66,7 +66,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """The worker gives the job back unfinished."""
+    """The worker returns the job unfinished."""
 
     token: str
 
@@ -80,7 +80,7 @@ class LeaseExpired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """An equal job ended, and this one ends in the same way: with its answer, or with its failure."""
+    """An equal job has ended, and this one ends in the same way, with its answer or its failure."""
 
     job_id: str
     result: bytes | None = None
@@ -98,9 +98,9 @@ Input = Claimed | Reported | Completed | Failed | Released | LeaseExpired | Answ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """The job after a decision, and what to store: an event, the answer, and the launcher's live figures.
+    """The job after a decision, with the data to store: an event, the answer, and the launcher's live figures.
 
-    `event` is None when the job itself did not change.
+    `event` is None if the job itself did not change.
     """
 
     job: Job
@@ -110,7 +110,7 @@ class Transition:
 
     @property
     def at_once(self) -> bool:
-        """Whether the job ended as it came, so that nobody can have waited for it, or watched it."""
+        """Whether the job ended on arrival, so that nobody can have waited for it or watched it."""
         return self.event is not None and self.event.sequence == 1 and self.job.state.finished
 
 
@@ -120,10 +120,10 @@ def submit(job: Job, *, message: str = "queued") -> Transition:
 
 
 def decide(job: Job, happened: Input, now: float) -> Transition:
-    """Return what follows for a job from what happened at `now`, in seconds since the epoch.
+    """Return the transition of a job after an occurrence at `now`, in seconds since the epoch.
 
     Raises:
-        ServiceError: LEASE_LOST, if a worker's call came under a lease that is not the job's.
+        ServiceError: LEASE_LOST if a worker's call came under a lease that is not the job's.
     """
     match happened:
         case Claimed():
@@ -139,16 +139,16 @@ def decide(job: Job, happened: Input, now: float) -> Transition:
 
 
 def observe(job: Job, live: bytes, now: float, *, went_back: str = "") -> Transition:
-    """Return what follows for a job from what its launcher tells of its training, `live`.
+    """Return the transition of a job after its launcher's report about training, `live`.
 
     Args:
-        job: the job, whose answer the launcher trains with.
+        job: the job whose answer the launcher trains with.
         live: the figures, serialized.
         now: seconds since the epoch.
-        went_back: why the launcher went back to its original, which is told once; empty if it did not.
+        went_back: why the launcher went back to its original, reported once; empty if it did not.
 
     Raises:
-        ServiceError: INVALID_REQUEST, if the job has no answer.
+        ServiceError: INVALID_REQUEST if the job has no answer.
     """
     if job.state is not State.SUCCEEDED:
         raise invalid("job_id", f"job {job.id} is {job.state.value}: it has no answer to train with")
@@ -209,9 +209,9 @@ def _expire(job: Job, expired: LeaseExpired, now: float) -> Transition:
 
 
 def _release(job: Job, now: float) -> Transition:
-    """Queue a job again that its worker gives back, which is no attempt.
+    """Put a job that its worker returns back into the queue, which does not count as an attempt.
 
-    Once its history is full, it is one: workers that take and give back without end shall fill no disk.
+    When its history is full, it does count, so that workers that take and return jobs endlessly cannot fill a disk.
     """
     given_back = f"given back by worker {job.worker_id}"
     if job.last_sequence < MAX_EVENTS:
@@ -244,7 +244,7 @@ def _under_lease(job: Job, happened: Reported | Completed | Failed | Released, n
 
 
 def _check_same(job: Job, happened: Reported | Completed | Failed | Released) -> None:
-    """Refuse another outcome than the one that the job ended with. Answers are compared by the dispatcher."""
+    """Refuse an outcome that differs from the one that the job ended with. The dispatcher compares answers."""
     failed, completed = isinstance(happened, Failed), isinstance(happened, Completed)
     other = (failed and job.state is State.SUCCEEDED) or (completed and job.state is State.FAILED)
     if other or (isinstance(happened, Failed) and job.state is State.FAILED and job.failure != happened.failure):
@@ -275,7 +275,7 @@ def _next(job: Job, now: float, message: str, *, progress: float = -1.0, result:
 
 
 def _told(job: Job, now: float, message: str, *, progress: float = -1.0, result: bytes | None = None) -> Transition:
-    """Return what has become of a job, with the event that its last sequence number counts already."""
+    """Return the transition to a job's new state, with the event that its last sequence number already counts."""
     event = Event(
         sequence=job.last_sequence, at=now, state=job.state, phase=job.phase, message=message, progress=progress
     )

@@ -1,8 +1,8 @@
-"""What Prometheus reads: counters, histograms, and gauges. Every label has a bounded set of values.
+"""The metrics for Prometheus: counters, histograms, and gauges. Every label has a bounded set of values.
 
-Each scrape takes the gauges from the store, so that a restart changes nothing; while the database is away, those of
-jobs are left out, and one says so. The latest figures of each model, as measured in trials and as seen in training, are
-kept for a bounded number of models.
+Each scrape reads the gauges from the store, so that a restart changes nothing. While the database is unreachable, the
+gauges of jobs are left out, and another gauge says so. The latest figures of each model, from trials and from training,
+are kept for a bounded number of models.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _JOB_BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 12
 _PASS_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
 _PHASES: Final = ("fetch", "start", *PHASES, "timeline")
 _COUNTED_AT_ONCE: Final = 64 << 10
-"""Size in bytes of the largest result that is counted on the event loop."""
+"""Size in bytes of the largest result that is read for counting on the event loop."""
 _ACTIONS: Final = ("moved", "merged", "left_alone")
 _DECISIONS: Final = {jobs_pb2.DECISION_ADOPT: "adopt", jobs_pb2.DECISION_KEEP_ORIGINAL: "keep_original"}
 
@@ -54,11 +54,11 @@ _KEPT_PER_SHOWN: Final = 10
 
 _TORCH_VERSIONS: Final = 20
 _NAMESPACE: Final = "fxlib_namespace"
-"""The label for a model's namespace. Kubernetes gives every target a label `namespace` of its own."""
+"""The label for a model's namespace. Kubernetes gives every target its own label `namespace`."""
 
 
 class Metrics:
-    """Counters and histograms of events. Gauges of the present state are in `Gauges`.
+    """Counters and histograms of events. Gauges of the current state are in `Gauges`.
 
     Args:
         registry: the registry that the metrics are added to.
@@ -118,7 +118,7 @@ class Metrics:
         )
 
     def rpc(self, method: str, code: str, seconds: float) -> None:
-        """Count a call that ended, with its duration in seconds."""
+        """Count a finished call, with its duration in seconds."""
         counted = self._rpc_of.get((method, code))
         if counted is None:
             counted = self._rpc_of[method, code] = self._rpc_s.labels(method, code)
@@ -139,13 +139,13 @@ class Metrics:
         self._blobs_deleted.inc(found.blobs)
 
     def live(self, model: _Model, figures: jobs_pb2.LiveFigures, went_back: bool) -> None:
-        """Take what a launcher reports of its own steps; `went_back`: it has just gone back to its original."""
+        """Record a launcher's report about its steps. `went_back` says that it has just gone back to its original."""
         self._models.record_live(model, figures)
         if went_back:
             self._went_back.inc()
 
     def heard(self, transition: Transition) -> None:
-        """Count what a transition means: a job that started, ended, or got its answer."""
+        """Count a transition: a job that started, ended, or got its answer."""
         job = transition.job
         if job.state is State.RUNNING and transition.event is not None and job.started_at == transition.event.at:
             self._phase_s.labels("queued").observe(max(0.0, job.started_at - job.created_at), _example(job))
@@ -185,13 +185,13 @@ class Metrics:
 
 @lru_cache(maxsize=64)
 def _all_decided(data: bytes) -> tuple[tuple[str, str], ...]:
-    """Return decision and reason of an answer, and of each of its variants; an answer from the cache comes again."""
+    """Return the decision and reason of an answer and of each of its variants; cached answers count each time."""
     result = jobs_pb2.JobResult.FromString(data)
     return (_decided(result), *(_decided(variant.result) for variant in result.variants))
 
 
 def _example(job: Job) -> dict[str, str]:
-    """Return the exemplar that leads from a figure to a job; the exposition has it where OpenMetrics is asked for."""
+    """Return the exemplar that leads from a figure to a job. It is exposed where OpenMetrics is requested."""
     return {"job_id": job.id}
 
 
@@ -205,7 +205,7 @@ def _reason(code: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the last answered job of a model measured. A figure is None where it was not measured.
+    """The measurements of a model's last answered job. A figure is None if it was not measured.
 
     Attributes:
         qps_original: samples per second of the original.
@@ -231,7 +231,7 @@ class Figures:
 
 
 class ModelFigures:
-    """Figures by namespace and name: the models answered most often have rows of their own, all others share one.
+    """Figures by namespace and name. The models answered most often have rows of their own; all others share one.
 
     Args:
         shown: number of models that have a row of their own.
@@ -241,10 +241,10 @@ class ModelFigures:
         self._shown = shown
         self._rows: dict[_Model, tuple[int, Figures]] = {}
         self._live: dict[_Model, jobs_pb2.LiveFigures] = {}
-        self._recording = Lock()  # large results are counted on a thread
+        self._recording = Lock()  # large results are counted on another thread
 
     def record(self, model: _Model, figures: Figures) -> None:
-        """Record the figures of an answer. When there are too many models, the one answered longest ago is dropped."""
+        """Record the figures of an answer. If there are too many models, the one answered longest ago is dropped."""
         with self._recording:
             count, _ = self._rows.pop(model, (0, figures))
             self._rows[model] = count + 1, figures
@@ -252,7 +252,7 @@ class ModelFigures:
                 del self._rows[next(iter(self._rows))]
 
     def record_live(self, model: _Model, live: jobs_pb2.LiveFigures) -> None:
-        """Record what a launcher that trains the model reports. The model reported longest ago is dropped first."""
+        """Record a report of a launcher that trains the model. The model reported longest ago is dropped first."""
         with self._recording:
             self._live.pop(model, None)
             self._live[model] = live
@@ -281,7 +281,7 @@ class ModelFigures:
 
 
 class Gauges(Collector):
-    """Collects the gauges, on the thread that answers the scrape."""
+    """Collects the gauges on the thread that answers the scrape."""
 
     def __init__(
         self,
@@ -361,7 +361,7 @@ class Gauges(Collector):
 
     def _disk(self) -> Iterator[Metric]:
         folder = self._folder.absolute()
-        with suppress(OSError):  # a folder that cannot be looked at has no figure
+        with suppress(OSError):  # a folder that cannot be examined has no figure
             usage = shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists()))
             yield GaugeMetricFamily("fxlib_data_free_bytes", "Room on the disk of the data folder", value=usage.free)
             yield GaugeMetricFamily("fxlib_data_size_bytes", "Size of the disk of the data folder", value=usage.total)

@@ -1,4 +1,4 @@
-"""Which blobs a job names: in its request and its answer, and in the graphs of these."""
+"""Finds the blobs that a job names, in its request and answer and in the graphs that they refer to."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fxlib_service.errors import ServiceError
 
 
 class NamedBlobs:
-    """Reads requests and answers, and the graphs that they name, each once.
+    """Reads requests and answers, and each graph that they name once.
 
     Args:
-        read: returns the bytes of a graph; raises ServiceError if it is not there. It is no fault if they are damaged.
+        read: returns the bytes of a graph; raises ServiceError if it is missing. The bytes may be damaged.
     """
 
     def __init__(self, read: Callable[[Blob], bytes]) -> None:

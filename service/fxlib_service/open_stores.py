@@ -14,29 +14,29 @@ from fxlib_service.stores.sql import SqlJobStore
 
 
 def is_shared(config: Config) -> bool:
-    """Whether the database is one that several services may share: PostgreSQL, and not SQLite."""
+    """Return whether several services may share the database; they may if it is PostgreSQL, and not SQLite."""
     return config.database_url.startswith("postgresql")
 
 
 def sqlite_url(config: Config) -> str:
-    """Return the URL of the SQLite database, where it is one."""
+    """Return the URL of the database if it is SQLite."""
     return config.database_url or f"sqlite:///{config.data / 'service.sqlite'}"
 
 
 def job_store(config: Config) -> SqlJobStore:
-    """Open the store of the jobs, which makes the tables that it lacks.
+    """Open the store of the jobs, creating missing tables.
 
     Raises:
-        FxlibError: it cannot be used.
+        FxlibError: the store cannot be used.
     """
     return PostgresJobStore(config.database_url) if is_shared(config) else SqlJobStore(sqlite_url(config))
 
 
 def blob_store(config: Config, clock: Clock) -> BlobStore:
-    """Open the store of the blobs, which must answer now.
+    """Open the store of the blobs, which must respond now.
 
     Raises:
-        FxlibError: it does not, or there is none of such a name.
+        FxlibError: the store does not respond, or no store has that name.
     """
     scheme, is_url, path = config.blobs.partition("://")
     if is_url and scheme != "file":

@@ -1,6 +1,6 @@
-"""The policy file: a TOML file that says which certificates and tokens belong to whom. It holds digests, not secrets.
+"""The policy file: a TOML file that assigns certificates and tokens to principals. It holds digests, not secrets.
 
-`docs/how-to/secure.md` shows one, and explains every key.
+`docs/how-to/secure.md` shows one and explains every key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS: Final = frozenset({"role", "namespace", "tokens_sha256", "certificates"})
 
 @dataclass(slots=True, kw_only=True)
 class Policy:
-    """The principals, and what they may do. There is one for as long as a service runs; `take` changes what it says.
+    """The principals and their permissions. A service has one policy for as long as it runs; `take` updates it.
 
     Attributes:
         tokens: callers by the SHA-256 of their tokens, in hex.
@@ -48,7 +48,7 @@ class Policy:
         """Read a policy file.
 
         Raises:
-            FxlibError: it cannot be read, others than its owner may write it, or an entry is not valid.
+            FxlibError: the file cannot be read, others than its owner may write it, or an entry is not valid.
         """
         try:
             with path.open("rb") as file:
@@ -62,7 +62,7 @@ class Policy:
         return _policy(table)
 
     def take(self, newer: Policy) -> Mapping[str, Sequence[str]]:
-        """Say from now on what a newer policy says; return the names of what was added, removed and changed."""
+        """Adopt the contents of a newer policy; return the names of the entries that were added, removed or changed."""
         before, now = self._entries(), newer._entries()
         self.tokens, self.certificates = newer.tokens, newer.certificates
         self.share_results = newer.share_results
@@ -74,7 +74,7 @@ class Policy:
         }
 
     def _entries(self) -> Mapping[str, object]:
-        """Return all that the policy says, in parts that have names."""
+        """Return the whole contents of the policy as named entries."""
         entries: dict[str, object] = {"share_results": self.share_results, "quota": self.quotas.general}
         entries |= {f"namespaces.{namespace}": quota for namespace, quota in self.quotas.own.items()}
         for known in (self.tokens, self.certificates):
@@ -139,7 +139,7 @@ def _amounts(entry: Mapping[str, object], where: str) -> Mapping[str, float]:
 
 def _caller(name: str, entry: Mapping[str, object], where: str) -> Caller:
     role, namespace = entry.get("role"), entry.get("namespace")
-    if role not in list(Role):  # not a set: what stands there may be a list
+    if role not in list(Role):  # not a set, since the value may be a list, which has no hash
         raise _wrong(f"{where}.role", f"must be one of {', '.join(Role)}")
     if role == Role.CLIENT and namespace is None:
         raise _wrong(f"{where}.namespace", "is missing; a client belongs to one namespace")

@@ -31,11 +31,11 @@ class Quota:
 
     Attributes:
         queued_jobs: number of jobs that may wait for a worker.
-        stored_bytes: size of its blobs and of its unfinished uploads together, in bytes.
-        requests_in_flight: number of calls that may be open at once, streams included.
-        live_reports_per_minute: number of live reports in a minute, which may come at once.
+        stored_bytes: total size of its blobs and unfinished uploads, in bytes.
+        requests_in_flight: number of calls that may be open at once, including streams.
+        live_reports_per_minute: number of live reports in a minute, which may arrive all at once.
         trial_seconds: longest measurement that a job may ask for, in seconds.
-        trial_processes: number of trainers and servers together that a job may ask for.
+        trial_processes: total number of trainers and servers that a job may ask for.
     """
 
     queued_jobs: int | None = None
@@ -47,31 +47,31 @@ class Quota:
 
 
 class Counts(ABC):
-    """What is counted against quotas from one moment to the next."""
+    """The short-lived counts that quotas limit: open calls and live reports."""
 
     @abstractmethod
     async def enter(self, namespace: str, allowed: int | None) -> bool:
-        """Count a call of a namespace as open, until `leave`, unless as many are as are allowed; return whether."""
+        """Count a call of a namespace as open until `leave`, and return True, unless the allowed number are open."""
 
     @abstractmethod
     def leave(self, namespace: str) -> None:
-        """Count a call as over."""
+        """Count a call as finished."""
 
     @abstractmethod
     async def live_report(self, tenant: str, per_minute: int) -> float:
-        """Count a live report, or return after how many seconds one fits; as many as a minute's may come at once.
+        """Count a live report, or return the seconds until one fits; a whole minute's reports may come at once.
 
         Source: the generic cell rate algorithm, by virtual scheduling; ITU-T I.371, annex A.
         """
 
 
 class OwnCounts(Counts):
-    """Counts of one service, in its memory."""
+    """The counts of one service, in its memory."""
 
     def __init__(self) -> None:
         self._calls = Counter[str]()
         self._live_due_s: dict[str, float] = {}
-        """When the live reports of each tenant that has made some of late would be over, evenly spread."""
+        """The time in seconds at which each tenant's recent live reports would end if they were evenly spread."""
 
     @override
     async def enter(self, namespace: str, allowed: int | None) -> bool:
@@ -100,12 +100,12 @@ class OwnCounts(Counts):
 
 @dataclass(kw_only=True)
 class Quotas:
-    """The quotas of all namespaces, which a policy that is read again changes.
+    """The quotas of all namespaces, which change when the policy is read again.
 
     Attributes:
-        general: quota of each namespace that has none of its own.
-        own: quotas of single namespaces, by name.
-        counts: what is counted against them.
+        general: quota of each namespace without one of its own.
+        own: quotas of individual namespaces, by name.
+        counts: the counts that the quotas limit.
     """
 
     general: Quota = Quota()
@@ -113,24 +113,24 @@ class Quotas:
     counts: Counts = field(default_factory=OwnCounts, init=False, repr=False, compare=False)
 
     def take(self, newer: Quotas) -> None:
-        """Use newer quotas from now on; what is in flight goes on counting."""
+        """Use newer quotas from now on; calls in flight still count."""
         self.general, self.own = newer.general, newer.own
 
     def of(self, namespace: str | None) -> Quota:
-        """Return the quota of a namespace; a caller of no namespace (None) has the service's limits alone."""
+        """Return the quota of a namespace. A caller without a namespace (None) has only the service's limits."""
         return Quota() if namespace is None else self.own.get(namespace, self.general)
 
     def queued(self, namespace: str, limits: Limits) -> int:
-        """Return how many queued jobs a namespace may have."""
+        """Return the number of queued jobs that a namespace may have."""
         own = self.of(namespace).queued_jobs
         return limits.queued_per_namespace if own is None else min(own, limits.queued_per_namespace)
 
     @asynccontextmanager
     async def in_flight(self, namespace: str | None) -> AsyncIterator[None]:
-        """Count a call as in flight for the length of the block.
+        """Count a call as in flight for the duration of the block.
 
         Raises:
-            ServiceError: QUOTA_EXCEEDED; the call may be made again soon. Where counts are in a database,
+            ServiceError: QUOTA_EXCEEDED; the call may be repeated soon. If counts are in a database, also
                 STORAGE_UNAVAILABLE.
         """
         if namespace is None:
@@ -145,10 +145,10 @@ class Quotas:
             counts.leave(namespace)
 
     async def live_report(self, namespace: str | None, tenant: str, limits: Limits) -> None:
-        """Count a live report of a tenant; as many as a minute allows may come at once.
+        """Count a live report of a tenant; all those allowed in a minute may come at once.
 
         Raises:
-            ServiceError: QUOTA_EXCEEDED; `retry_after_s` later the next one fits.
+            ServiceError: QUOTA_EXCEEDED; the next report fits `retry_after_s` later.
         """
         own = self.of(namespace).live_reports_per_minute
         allowed = min(own or limits.live_reports_per_minute, limits.live_reports_per_minute)
@@ -169,7 +169,7 @@ class Quotas:
         violations = []
         if budget_s > seconds:
             violations.append(Violation(field="trial.budget_s", problem=f"must be at most {seconds:g} seconds here"))
-        step_s = max(seconds, _UNSAID.step_timeout_s)  # a step that hangs holds the worker for so long
+        step_s = max(seconds, _UNSAID.step_timeout_s)  # a step that hangs holds the worker for this long
         if request.trial.step_timeout_s > step_s:
             problem = f"must be at most {step_s:g} seconds here"
             violations.append(Violation(field="trial.step_timeout_s", problem=problem))
@@ -181,7 +181,7 @@ class Quotas:
 
 
 class StorageQuota:
-    """Counts the uploads that are open, each with the size that was announced, against the quota of stored bytes."""
+    """Counts open uploads, each with its announced size, against the quota of stored bytes."""
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
@@ -189,7 +189,7 @@ class StorageQuota:
 
     @contextmanager
     def uploading(self, namespace: str, blob: Blob, *, held: int, unfinished: Mapping[str, int]) -> Iterator[None]:
-        """Count an upload for the length of the block.
+        """Count an upload for the duration of the block.
 
         Args:
             namespace: the namespace that uploads.
@@ -214,7 +214,7 @@ class StorageQuota:
 
 
 def exceeded(namespace: str, quota: str, allowed: float, *, retry_after_s: float) -> ServiceError:
-    """Return the refusal for a namespace, or whoever counts as one, that has reached a quota."""
+    """Return the refusal for a namespace, or another tenant, that has reached a quota."""
     message = f"{namespace!r} has reached its quota {quota} = {allowed:g}"
     return ServiceError(
         Code.QUOTA_EXCEEDED, message, metadata={"namespace": namespace, "quota": quota}, retry_after_s=retry_after_s
@@ -222,5 +222,5 @@ def exceeded(namespace: str, quota: str, allowed: float, *, retry_after_s: float
 
 
 def merged(general: Quota, own: Mapping[str, float]) -> Quota:
-    """Return the general quota, with the fields replaced that a namespace sets itself."""
+    """Return the general quota, with the fields that a namespace sets itself replaced."""
     return replace(general, **own)  # type: ignore[arg-type]  # the policy's reader has checked names and kinds

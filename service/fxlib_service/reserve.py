@@ -1,6 +1,6 @@
-"""Room on the disk that is kept for answers: a file that is allocated in advance, and given up when the disk is full.
+"""Disk space that is reserved for answers: a file that is allocated in advance and given up when the disk is full.
 
-While it is given up, new jobs and clients' uploads are refused; what belongs to jobs that were accepted goes on.
+While it is given up, new jobs and clients' uploads are refused; the work on accepted jobs continues.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Reserve:
 
     @property
     def whole(self) -> bool:
-        """Whether the file was whole when it was last looked at."""
+        """Whether the file was whole when it was last checked."""
         return self._whole
 
     def check(self) -> None:
-        """Refuse what is new while the disk has no room for the reserve.
+        """Refuse new data while the disk has no room for the reserve.
 
         Raises:
             ServiceError: STORAGE_FULL.
@@ -54,7 +54,7 @@ class Reserve:
             )
 
     def refill(self) -> bool:
-        """Allocate the file if it is not whole, and there is twice the room for it; return whether it is whole."""
+        """Allocate the file if it is not whole and the disk has twice the room for it; return whether it is whole."""
         with self._lock:
             if not self._whole and self._room() >= 2 * self._size:
                 self._whole = self._allocate()
@@ -63,10 +63,10 @@ class Reserve:
             return self._whole
 
     def within(self, write: Callable[[], T]) -> T:
-        """Call a function that writes all or nothing; if the disk is full, give the file up and call it once more.
+        """Call a function that writes all or nothing; if the disk is full, give up the file and call it once more.
 
         Raises:
-            ServiceError: STORAGE_FULL, if there is no room even so.
+            ServiceError: STORAGE_FULL if there is still no room.
         """
         try:
             return write()
@@ -76,7 +76,7 @@ class Reserve:
         return write()
 
     def _give_up(self) -> bool:
-        """Free the file's room; return whether it had any."""
+        """Free the file's disk space; return whether it had any."""
         with self._lock:
             had, self._whole = self._found(), False
             try:
@@ -107,7 +107,7 @@ class Reserve:
         except OSError:
             return False
         try:
-            os.ftruncate(descriptor, 0)  # of another size, where the option was another
+            os.ftruncate(descriptor, 0)  # its size differs if the option has changed
             os.posix_fallocate(descriptor, 0, self._size)
         except OSError:
             os.ftruncate(descriptor, 0)

@@ -1,8 +1,8 @@
 """Deletes jobs that finished long ago, and blobs that no job names any more.
 
 A blob counts as used whenever its presence is asked for (`BlobStore.size`): before an upload, when a job that names it
-is accepted, and when it is read. So a launcher that was told that it need not upload a blob has the whole retention
-time to name it in a job. A blob is deleted only if it is still unused at that moment.
+is accepted, and when it is read. So a launcher that learns that it need not upload a blob has the whole retention time
+to name it in a job. A blob is deleted only if it is still unused at that moment.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fxlib_service.named_blobs import NamedBlobs
 from fxlib_service.stores.base import Payloads
 
 _AT_ONCE: Final = 100
-"""Number of jobs that one transaction deletes, since all writes of the service wait for it."""
+"""Largest number of jobs that one transaction deletes, since all writes of the service wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """How many jobs and blobs a sweep has deleted."""
+    """The numbers of jobs and blobs that a sweep has deleted."""
 
     jobs: int
     blobs: int
@@ -36,7 +36,7 @@ class Forgotten:
 
 
 class Retention:
-    """Deletes what has been kept long enough, whenever `sweep` is called.
+    """Deletes jobs and blobs that have been kept long enough, whenever `sweep` is called.
 
     Args:
         ledger: gives access to the jobs.
@@ -44,7 +44,7 @@ class Retention:
         clock: judges the age of jobs.
         keep_s: time for which a job is kept after it finished, in seconds.
         spare_s: least time for which a blob that no job names is kept after its last use, in seconds.
-        count: is called with what each sweep has deleted.
+        count: is called with the numbers that each sweep has deleted.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Retention:
         self._count = count
 
     async def sweep(self) -> Forgotten:
-        """Delete what is due, and return how much that was.
+        """Delete what is due, and return how much was deleted.
 
         Raises:
             ServiceError: STORAGE_FULL or STORAGE_UNAVAILABLE.

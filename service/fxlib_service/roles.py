@@ -1,4 +1,4 @@
-"""Who may call what: the roles, the table of methods, and the caller as the service has authenticated it."""
+"""Permissions of callers: the roles, the table of methods, and the caller as the service has authenticated it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fxlib_service.errors import Code, ServiceError
 
 
 class Role(StrEnum):
-    """What a caller may do."""
+    """A set of things that a caller may do."""
 
     CLIENT = "client"
-    """A launcher: it submits, follows and cancels the jobs of its own namespace."""
+    """The role of a launcher: it submits, follows and cancels the jobs of its own namespace."""
 
     VIEWER = "viewer"
-    """A viewer: it reads jobs, and changes nothing."""
+    """The role of a viewer: it reads jobs and changes nothing."""
 
     WORKER = "worker"
-    """A worker: it claims jobs, reads their blobs, and completes them."""
+    """The role of a worker: it claims jobs, reads their blobs, and completes them."""
 
     OPERATOR = "operator"
-    """An operator: it does what clients do, in every namespace, and cannot complete jobs."""
+    """The role of an operator: it does what clients do, in every namespace, and cannot complete jobs."""
 
 
 _LAUNCHERS: Final = frozenset({Role.CLIENT, Role.OPERATOR})
@@ -51,7 +51,7 @@ MAY_CALL: Final = {
     "WorkerService/Complete": _WORKERS,
     "WorkerService/Release": _WORKERS,
 }
-"""The roles that may call each method. A method that is missing here may be called by nobody."""
+"""The roles that may call each method. Nobody may call a method that is missing here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Caller:
 
     Attributes:
         name: the principal's name in the policy, or "owner".
-        roles: the roles of the caller; the owner has all of them.
+        roles: the roles of the caller; the owner has all.
         namespace: the only namespace whose jobs and blobs it sees; None if it sees all.
     """
 
@@ -70,8 +70,8 @@ class Caller:
 
     @property
     def tenant(self) -> str:
-        """The name under which what it has in flight is counted: its namespace or, where it has none, its own."""
-        return self.namespace or f"principal {self.name}"  # no namespace has a space in it
+        """The name under which its calls and bytes in flight count: its namespace or, if it has none, its own name."""
+        return self.namespace or f"principal {self.name}"  # no namespace contains a space
 
     def check(self, method: str) -> None:
         """Refuse a method that none of the caller's roles may call.
@@ -85,14 +85,14 @@ class Caller:
             raise ServiceError(Code.PERMISSION_DENIED, message)
 
     def sees(self, namespace: str) -> bool:
-        """Whether the caller may see the jobs of a namespace."""
+        """Return whether the caller may see the jobs of a namespace."""
         return self.namespace in (None, namespace)
 
     def namespace_asked(self, given: str, *, otherwise: str = "") -> str:
-        """Return the namespace that a request is for: the one given, or else the caller's own, or else `otherwise`.
+        """Return the namespace that a request is for: the given one, else the caller's own, else `otherwise`.
 
         Raises:
-            ServiceError: PERMISSION_DENIED, if the caller belongs to another namespace than the one given.
+            ServiceError: PERMISSION_DENIED if the caller belongs to a namespace other than the given one.
         """
         if self.namespace is None:
             return given or otherwise

@@ -1,6 +1,6 @@
 """A running service: its sockets, health and reflection, its periodic cleanup, and its orderly shutdown.
 
-Over HTTP it serves the metrics, to whoever may read them, and whether it lives and is ready.
+Over HTTP, it serves the metrics to those who may read them, and says whether it is alive and ready.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
 SERVICES: Final = ("fxlib.v1.OptimizerService", "fxlib.v1.BlobService", "fxlib.v1.WorkerService")
 _TIDY_S: Final = 600.0
 _DEAD_S: Final = 3 * _TIDY_S
-"""Time in seconds after which files that a running service would have touched are taken for those of a killed one."""
+"""Seconds after which files that a running service would have touched are taken to be those of a killed one."""
 _LOOKAHEAD_BYTES: Final = 16 << 10
 _READ_BYTES: Final = 64 << 10
 
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 def _end_http(server: WSGIServer, thread: Thread) -> None:
-    """End a server that runs on a thread. It looks twice a second whether it shall, or when somebody connects."""
+    """End a server that runs on a thread. It checks for this twice a second, and whenever somebody connects."""
     asked = Thread(target=server.shutdown)
     asked.start()
     while thread.is_alive():
@@ -67,12 +67,13 @@ def _end_http(server: WSGIServer, thread: Thread) -> None:
 def pages(metrics: _App, not_ready: Callable[[], str]) -> _App:
     """Return the WSGI application that serves `/metrics`, `/healthz` and `/readyz`, and nothing else.
 
-    `/healthz` answers 200 as long as the process does: to restart it would not bring a database back. `/readyz` answers
-    200 while it can serve calls, else 503 with the reason. Neither asks for a token, as probes have none.
+    `/healthz` answers 200 for as long as the process answers, since a restart would not bring a database back.
+    `/readyz` answers 200 while the service can serve calls, and otherwise 503 with the reason. Neither asks for a
+    token, as probes have none.
 
     Args:
         metrics: serves the metrics; see `metrics_app`.
-        not_ready: says why the service cannot serve calls now; "" if it can.
+        not_ready: returns why the service cannot serve calls now; "" if it can.
     """
 
     def routed(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -95,8 +96,9 @@ def pages(metrics: _App, not_ready: Callable[[], str]) -> _App:
 def metrics_app(registry: CollectorRegistry, authenticator: Authenticator | None) -> _App:
     """Return the WSGI application that serves the metrics.
 
-    Without an authenticator, whoever reaches the address reads everything. With one, operators read everything, viewers
-    of all namespaces read everything but the figures that name models, and others read nothing.
+    Without an authenticator, anybody who reaches the address may read everything. With one, operators may read
+    everything, viewers of all namespaces may read everything except the figures that name models, and others may read
+    nothing.
     """
     everything: _App = make_wsgi_app(registry)
     if authenticator is None:
@@ -122,7 +124,7 @@ def metrics_app(registry: CollectorRegistry, authenticator: Authenticator | None
 
 
 class _WithoutModels(CollectorRegistry):
-    """A registry that collects what another one does, without the metrics that name models."""
+    """A registry that collects the metrics of another one, except for those that name models."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ class _WithoutModels(CollectorRegistry):
 
 
 class Server:
-    """One service process: `start` opens it, `stop` shuts it down in order."""
+    """One service process: `start` opens it, and `stop` shuts it down in order."""
 
     def __init__(self, config: Config) -> None:
         """Read the policy and the owner's token, and lock the data folder.
@@ -190,7 +192,7 @@ class Server:
         return listen, metrics
 
     def reread(self) -> None:
-        """Read policy, token and certificates again now, and not when their files are next looked at."""
+        """Read policy, token and certificates again now, instead of at the next look at their files."""
         self._access.files.asked.set()
         if self._tls is not None:
             self._tls.files.asked.set()
@@ -209,7 +211,7 @@ class Server:
             self._core.dispatcher.close()
             self._core.broker.close()
         if self._local is not None:
-            self._local.remove()  # while the port is this service's: afterwards they may be another one's
+            self._local.remove()  # while this service holds the port: afterwards, the files may be another's
         if self._grpc is not None:
             await self._grpc.stop(self._config.shutdown_grace_s)
         for task in self._tasks:
@@ -227,16 +229,18 @@ class Server:
         server = self._grpc = grpc.aio.server(
             interceptors=[calls],
             options=[
-                ("grpc.so_reuseport", 0),  # a second service on this port shall fail, not share it
+                ("grpc.so_reuseport", 0),  # a second service on this port must fail, not share it
                 ("grpc.max_receive_message_length", limits.message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", limits.streams_per_connection),
                 ("grpc.max_allowed_incoming_connections", limits.connections),
                 ("grpc.max_connection_idle_ms", round(limits.idle_s * 1000)),
-                # What gRPC holds of a message that nobody reads yet. By default it grows to megabytes for each call.
+                # The bytes that gRPC holds of a message that nobody reads yet. By default, they grow to megabytes for
+                # each call.
                 ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
                 ("grpc.http2.bdp_probe", 0),
-                # What it reads off a connection at once: by default up to 4 MiB, for each one that sends much.
+                # The bytes that it reads from a connection at once: by default, up to 4 MiB for each one that sends
+                # much.
                 ("grpc.experimental.tcp_max_read_chunk_size", _READ_BYTES),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
@@ -261,10 +265,10 @@ class Server:
         return Address(host=config.listen.host, port=port)
 
     def _meet_locally(self, server: grpc.aio.Server, local: LocalService) -> None:
-        """Write the owner's token into the user's folder, and listen on a Unix socket there, too, where that is wanted.
+        """Write the owner's token into the user's folder and, if wanted, also listen on a Unix socket there.
 
         Raises:
-            FxlibError: the files belong to another running service, which has the same port of another address.
+            FxlibError: the files belong to another running service, which has the same port on another address.
         """
         if local.answers():
             raise FxlibError(
@@ -273,7 +277,7 @@ class Server:
                 hint=f"Give each a port, or a {RUNTIME_DIR}, of its own.",
             )
         self._local = local
-        local.remove()  # files for this port were left behind by a service that was killed
+        local.remove()  # a killed service left files for this port behind
         remove_dead(self._folder, older_than_s=_DEAD_S)
         if self._config.token_file is None:
             local.write_token(self._access.owner_token)
@@ -286,7 +290,7 @@ class Server:
             return
         try:
             server.add_insecure_port(local.target)
-        except RuntimeError:  # not every file system can hold a socket
+        except RuntimeError:  # not all file systems can hold a socket
             logger.warning("cannot listen on %s; the service listens on its port alone", local.socket)
 
     def _serve_metrics(self, core: Core) -> Address:

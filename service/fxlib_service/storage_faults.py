@@ -1,6 +1,6 @@
-"""The refusals for what a disk or a database does to the service; no other file tells their faults apart.
+"""The refusals for faults of a disk or a database. Only this file distinguishes those faults.
 
-A fault passes: the disk has room again, or the folder is writable again. So each refusal says when to come back.
+A fault passes when the disk has room again or the folder is writable again, so each refusal says when to retry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RETRY_S: Final = 2.0
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FULL: Final = frozenset({"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE", "53100"})
-"""What SQLite and PostgreSQL call a full disk; SQLite says the second where it cannot begin to write."""
+"""The codes of SQLite and PostgreSQL for a full disk. SQLite gives the second one if it cannot begin to write."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +34,9 @@ def refusal_of(error: OSError | sa.exc.SQLAlchemyError) -> ServiceError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn a fault of the disk or of the database in the block into its refusal.
+    """Turn a fault of the disk or of the database within the block into its refusal.
 
-    Errors of SQL itself (a constraint, a statement that is wrong) are the service's own, and pass as they are.
+    Errors of SQL itself (a constraint, a wrong statement) are the service's own and pass unchanged.
 
     Raises:
         ServiceError: STORAGE_FULL or STORAGE_UNAVAILABLE; INVALID_REQUEST for a value that the database cannot hold.
@@ -54,7 +54,7 @@ def translated() -> Iterator[None]:
 
 
 def in_full(error: BaseException | None) -> str:
-    """Return in one line what went wrong, as the operator is told it: also where the database was looked for."""
+    """Return the error as one line for the operator, including where the database was looked for."""
     return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
@@ -67,10 +67,10 @@ def _is_full(error: OSError | sa.exc.SQLAlchemyError) -> bool:
 
 
 def _words(error: OSError | sa.exc.SQLAlchemyError) -> str:
-    """Return what went wrong, without the statement and its parameters, and without the database's address."""
+    """Return the error's message without the statement and its parameters, and without the database's address."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     cause = getattr(error, "orig", None)
-    if diagnosis := getattr(cause, "diag", None):  # PostgreSQL's words, if it came to any
+    if diagnosis := getattr(cause, "diag", None):  # PostgreSQL's own message, if it sent one
         return diagnosis.message_primary or "the database is away"
     return str(cause or error)

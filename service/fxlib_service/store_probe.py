@@ -1,7 +1,8 @@
-"""Asks the store on behalf of probes and scrapes, which want an answer at once, also while the database is away.
+"""Queries the store for probes and scrapes, which need an answer at once, even while the database is unreachable.
 
-A database that is gone refuses, which is an answer. One behind a network that drops everything says nothing for as long
-as the driver waits; whoever asks here waits for a second, and as long as a question is stuck, nobody waits behind it.
+A database that is down refuses the connection, which is an answer. One behind a network that drops everything does not
+respond for as long as the driver waits. A caller here waits for one second at most, and while one question is stuck,
+nobody waits behind it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _WAIT_S: Final = 1.0
 
 
 class StoreProbe:
-    """Asks one question after the other, on a thread of its own.
+    """Asks one question after another, on its own thread.
 
     Args:
-        store: the store that is asked.
-        wait_s: the longest time for which anybody waits for an answer, in seconds.
+        store: the store to query.
+        wait_s: the longest time that a caller waits for an answer, in seconds.
     """
 
     def __init__(self, store: JobStore, *, wait_s: float = _WAIT_S) -> None:
@@ -34,11 +35,11 @@ class StoreProbe:
         self._asked_at: float | None = None
 
     def answers(self) -> bool:
-        """Whether the store answers."""
+        """Return whether the store answers."""
         return self.ask(_answered) is not None
 
     def ask(self, question: Callable[[JobStore], T]) -> T | None:
-        """Return what the store answers, or None if it is away; at once, or within the longest time."""
+        """Return the store's answer, or None if it is unreachable; wait no longer than `wait_s`."""
         if (asked_at := self._asked_at) is not None and time.monotonic() - asked_at > self._wait_s:
             return None
         asked = self._thread.submit(self._ask, question)
@@ -49,7 +50,7 @@ class StoreProbe:
             return None
 
     def close(self) -> None:
-        """End the thread, once its question is answered."""
+        """End the thread after its question is answered."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, question: Callable[[JobStore], T]) -> T:

@@ -1,7 +1,7 @@
-"""What is counted against quotas where several services share a database: the services count together, in it.
+"""The counts that quotas limit if several services share a database: the services count together in it.
 
-Calls are counted there only for namespaces whose open calls are bounded. A service tells how many it has, and not that
-there is one more or less: so nothing that was lost on the way, or with a service that was killed, is counted for long.
+Calls are counted there only for namespaces whose open calls are bounded. A service reports how many it has, not that
+there is one more or one less, so that calls lost on the way, or with a service that was killed, do not count for long.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class StoredCounts(Counts):
-    """Counts of all services.
+    """The counts of all services.
 
     Args:
         ledger: gives access to the store.
-        store: has the counts.
-        background: finishes what a caller left that went away.
+        store: holds the counts.
+        background: finishes the work of callers that have left.
     """
 
     def __init__(self, ledger: Ledger, store: PostgresJobStore, background: Background) -> None:
@@ -38,9 +38,9 @@ class StoredCounts(Counts):
         self._calls = Counter[str]()
         self._lock = Lock()
         self._told = set[str]()
-        """The namespaces of whose calls the database knows."""
+        """The namespaces whose calls the database has been told of."""
         self._due = set[str]()
-        """Those of which it is to be told."""
+        """The namespaces whose calls are still to be reported to it."""
 
     @override
     async def enter(self, namespace: str, allowed: int | None) -> bool:
@@ -66,7 +66,7 @@ class StoredCounts(Counts):
         return await self._ledger.write(self._store.count_live_report, tenant, MINUTE_S / per_minute, MINUTE_S)
 
     async def tell(self) -> None:
-        """Tell of all open calls, so that the others know that this service is there.
+        """Report all open calls, so that the other services know that this one is alive.
 
         Raises:
             ServiceError: STORAGE_UNAVAILABLE.
@@ -76,7 +76,7 @@ class StoredCounts(Counts):
         await self._ledger.write(self._store.forget_counts)
 
     def _enter(self, namespace: str, allowed: int) -> bool:
-        """Count a call, on the writer's thread: one after the other."""
+        """Count a call on the writer's thread, one call after another."""
         with self._lock:
             own = self._calls[namespace] + 1
         if own > allowed or not self._store.count_calls(namespace, own, allowed):
@@ -91,12 +91,12 @@ class StoredCounts(Counts):
 
     async def _tell(self, namespace: str) -> None:
         def tell() -> None:
-            self._due.discard(namespace)  # first, so that who leaves from now on tells again
+            self._due.discard(namespace)  # first, so that a call that ends from now on is reported again
             self._store.tell_calls(self._of({namespace}))
 
         try:
             await self._ledger.write(tell)
-        except ServiceError:  # the database is away; `tell` makes up for it
+        except ServiceError:  # the database is unreachable; `tell` makes up for it
             self._due.discard(namespace)
             logger.debug("the database cannot be told of a call that is over")
 

@@ -1,4 +1,4 @@
-"""Turns a request into its job: the one made earlier, one answered from the cache, or a newly queued one."""
+"""Turns a request into its job: an earlier one, one answered from the cache, or a newly queued one."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _REMEMBERED: Final = 512
 _SMALL_BYTES: Final = 64 << 10
 _LOST_CODES: Final = frozenset(code.name for code in LOST)
 _WHOLE_S: Final = 1.0
-"""Seconds for which an answer that was found whole is given to equal requests without another look: at the database for
-the answer and for what the namespace has, and at the disk for the blobs. A blob may as well rot a second after it was
-looked at; whoever reads it finds out. What is stored of a job is not a matter of this: that is durable before each
+"""Seconds for which an answer that was found complete is given to equal requests without checking again that the
+database has the answer and the namespace's blobs, and that the disk has the blobs. A blob could just as well be damaged
+a second after a check, and its reader would find out. Jobs themselves are not affected: they are durable before each
 answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Given:
-    """An answer that the cache has given: its bytes, and the blobs that it names, those that are graphs apart."""
+    """An answer that the cache has given: its bytes and the blobs that it names, with the graphs listed separately."""
 
     result: bytes
     blobs: Mapping[str, int]
@@ -51,7 +51,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Whole:
-    """An answer that was found whole for a request, measured on one of these hardwares: until then, in seconds."""
+    """An answer that was found complete for a request, on one of these kinds of hardware, until a time in seconds."""
 
     answer: Answered
     examined: Examined
@@ -66,11 +66,12 @@ class Submit:
         ledger: stores the jobs.
         admission: checks requests.
         holdings: records which namespace a cached answer goes to.
-        workers: the known workers, whose hardware decides which cached answers apply.
-        turns: the requests that are answered from the cache at once, in turn with other calls.
+        workers: the known workers; their hardware decides which cached answers apply.
+        turns: limits how many requests are answered from the cache at once, in turn with other calls.
         limits: limits on queued jobs and on trials.
-        policy: says whether namespaces share answers, and what each may ask for; None: they share, without quotas.
-        reserve: room on the disk that new jobs may not take.
+        policy: says whether namespaces share answers, and what each may ask for. With None, they share, and have no
+            quotas.
+        reserve: room on the disk that new jobs may not use.
     """
 
     def __init__(
@@ -98,14 +99,14 @@ class Submit:
         self._whole: OrderedDict[tuple[str, str, str | None], _Whole] = OrderedDict()
 
     def heard(self, transition: Transition) -> None:
-        """Look again for answers once there is a new one, which equal requests shall get."""
+        """Forget the answers found so far when there is a new one, so that equal requests get it."""
         if transition.result is not None and not transition.job.cached:
             self._whole.clear()
 
     async def accept(
         self, received: jobs_pb2.OptimizeRequest, caller: Caller, *, peer: str = ""
     ) -> tuple[Job, bytes | None]:
-        """Return the job of a caller's request, which is stored durably by then, with its answer if that was cached.
+        """Store a caller's request durably as a job, and return the job, with its answer if that was cached.
 
         Raises:
             ServiceError: PERMISSION_DENIED, INVALID_REQUEST, INVALID_GRAPH, BLOB_MISSING, REQUEST_ID_REUSED,
@@ -114,7 +115,7 @@ class Submit:
         request = jobs_pb2.OptimizeRequest()
         request.CopyFrom(received)  # a copy, since defaults are filled in below
         request.namespace = caller.namespace_asked(request.namespace, otherwise=DEFAULT_NAMESPACE)
-        request.ClearField("traceparent")  # which is no part of what is asked
+        request.ClearField("traceparent")  # it is not part of what is asked for
         digest = self._admission.identify(request)
         request.traceparent = tracing.traceparent() or tracing.valid(received.traceparent)
         async with self._turns.hold(caller.tenant, 1):
@@ -138,10 +139,10 @@ class Submit:
     async def _accept_again(
         self, request: jobs_pb2.OptimizeRequest, digest: str, caller: Caller, peer: str
     ) -> tuple[Job | None, bytes | None]:
-        """Do what `accept` does for a request whose equal was found valid and answered before; else, return nothing.
+        """Do what `accept` does if an equal request was found valid and answered before; otherwise return None.
 
-        One visit to the store finds out whether all of that still holds, and one stores the job. Whatever does not hold
-        is for `accept` to check in full, and to refuse.
+        One query of the store finds out whether all of that still holds, and one write stores the job. If anything does
+        not hold, `accept` checks it in full and refuses the request.
         """
         if request.fresh or (examined := self._admission.recalled(request)) is None:
             return None, None
@@ -157,7 +158,7 @@ class Submit:
         return await self._enter(job, request, answer)
 
     async def _whole_answer(self, job: Job, examined: Examined, caller: Caller) -> Answered | None:
-        """Return the answer to a job, if it was given before, and nothing was missing at most a second ago."""
+        """Return the answer to a job if it was given before, and nothing was missing at most a second ago."""
         hardware = frozenset(self._workers.hardware(job.torch_version, job.where))
         asked, now_s = (job.cache_key, job.namespace, caller.namespace), time.monotonic()
         seen, room = self._whole.get(asked), self._reserve is None or self._reserve.whole
@@ -173,7 +174,7 @@ class Submit:
         return answer
 
     def _answer_again(self, job: Job, examined: Examined, caller: Caller, hardware: frozenset[str]) -> Answered | None:
-        """Return the answer to a job, if it was given before and nothing is missing; blocks."""
+        """Return the answer to a job if it was given before and nothing is missing; blocks."""
         if self._reserve is not None and not self._reserve.refill():
             return None
         store = self._ledger.store
@@ -190,7 +191,7 @@ class Submit:
         return Answered(job_id=found.id, result=given.result, measured_by=found.measured_by)
 
     def _scoped(self, job: Job, caller: Caller, peer: str) -> Job:
-        """Return a job as this caller's, whose cache key others share only where the policy says so."""
+        """Return a job as this caller's, with a cache key that other namespaces share only if the policy says so."""
         shared = self._policy is None or self._policy.share_results
         key = job.cache_key if shared else _scoped(job.cache_key, job.namespace)
         return replace(job, cache_key=key, asked_by=caller.name, asked_from=peer)
@@ -245,15 +246,15 @@ class Submit:
 
 
 def _scoped(cache_key: str, namespace: str) -> str:
-    """Return a cache key that requests of this namespace alone share."""
+    """Return a cache key that only requests of this namespace share."""
     return hashlib.sha256(f"{namespace}\0{cache_key}".encode()).hexdigest()
 
 
 class EqualJobs:
-    """Ends the queued jobs that are equal to one that a worker has just ended, in the same way.
+    """Ends queued jobs in the same way as an equal job that a worker has just ended.
 
-    They were submitted at the same time, perhaps by the ranks of one launch. To work on each of them would give the
-    same answer again, or hang or crash one worker after the other.
+    They were submitted at the same time, perhaps by the ranks of one launch. Working on each of them would give the
+    same answer again, or hang or crash one worker after another.
     """
 
     def __init__(self, ledger: Ledger, holdings: Holdings, background: Background) -> None:
@@ -264,7 +265,7 @@ class EqualJobs:
     def heard(self, transition: Transition) -> None:
         """End the queued duplicates of a job that a worker has ended."""
         job = transition.job
-        lost_blob = job.failure is not None and job.failure.code in _LOST_CODES  # an equal job may have brought it back
+        lost_blob = job.failure is not None and job.failure.code in _LOST_CODES  # an equal job may have restored it
         if job.state in (State.SUCCEEDED, State.FAILED) and not job.cached and not lost_blob:
             answer = Answered(job_id=job.id, result=transition.result, failure=job.failure, measured_by=job.measured_by)
             self._background.entrust(self._end(job.cache_key, answer), "ending equal jobs")

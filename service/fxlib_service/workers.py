@@ -1,7 +1,7 @@
-"""The workers that the service knows: when each was last heard from, and its hardware.
+"""The workers that the service knows, with the time that each was last heard from, and its hardware.
 
-All that they say of themselves has a limit together. Beyond it, those are forgotten that were heard from longest ago,
-of the caller whose workers say most: one that invents workers makes nobody else's disappear.
+The total size of their descriptions is limited. Beyond the limit, workers of the caller with the most description bytes
+are forgotten, those heard from longest ago first, so that a caller that invents workers makes nobody else's disappear.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fxlib_service.stores.base import Worker
 
 _SHOWN: Final = 5
 _MOST_BYTES: Final = 4 << 20
-"""About the bytes of all descriptions together: GetCapabilities returns those of all live workers in one message."""
+"""Approximate limit in bytes on all descriptions together; GetCapabilities returns all live workers in one message."""
 _BYTES_EACH: Final = 200
-"""What is counted for a description besides its texts."""
+"""The number of bytes that is counted for each description in addition to its texts."""
 _FORGET_S: Final = 7 * 24 * 3600.0
 _STORE_EVERY_S: Final = 60.0
 _SHARE_EVERY_S: Final = 15.0
@@ -33,10 +33,10 @@ class Workers:
 
     Args:
         ledger: gives access to the store.
-        shared: whether other services have workers in the same store: then this one stores what it hears every 15
-            seconds, and `recall` brings what the others heard.
+        shared: whether other services have workers in the same store. If so, this one stores what it has heard every 15
+            seconds, and `recall` loads what the others have heard.
         live_s: seconds of silence after which a worker no longer counts as live.
-        clock: stamps what is stored, and judges its age.
+        clock: timestamps stored descriptions, and judges their age.
         steady: returns a time that never jumps, in seconds, by which silence is measured.
     """
 
@@ -62,7 +62,7 @@ class Workers:
         self._sizes: dict[str, int] = {}
 
     async def recall(self) -> None:
-        """Load the stored workers, but those that this service has heard from later."""
+        """Load the stored workers, except those that this service has heard from since."""
         stored = await self._ledger.read(self._ledger.store.workers)
         now, wall = self._steady(), self._clock.now()
         for worker in stored:
@@ -72,9 +72,9 @@ class Workers:
                 self._sizes[worker.id] = _size(worker)
 
     async def see(self, worker: Worker, principal: str = "") -> None:
-        """Record a worker's description of itself, and whose worker it is.
+        """Record a worker's description of itself, and the caller that it belongs to.
 
-        It is stored when it changed, and now and then otherwise.
+        It is stored when it has changed, and otherwise from time to time.
         """
         now, wall = self._steady(), self._clock.now()
         known = self._workers.get(worker.id)
@@ -109,9 +109,9 @@ class Workers:
         return sorted(heard, key=lambda worker: worker.id)
 
     def hardware(self, torch_version: str, where: Mapping[str, str]) -> set[str]:
-        """Return the hardware fingerprints of the live workers with this torch version, and all labels of `where`.
+        """Return the hardware fingerprints of the live workers with this torch version and all labels of `where`.
 
-        While none is live, the fingerprint of the one that was seen last stands for them.
+        While none is live, the fingerprint of the worker seen last stands for them.
         """
         live = {worker.hardware for worker in self.live() if _could_take(worker, torch_version, where)}
         if live:
@@ -120,7 +120,7 @@ class Workers:
         return {max(fitting, key=lambda worker: self._heard_at[worker.id]).hardware} if fitting else set()
 
     def missing(self, torch_version: str, where: Mapping[str, str]) -> str:
-        """Say why no live worker could take a job of this torch version that may run `where`; "" if one could."""
+        """Return why no live worker could take a job of this torch version that may run `where`; "" if one could."""
         live = [worker for worker in self.live() if worker.torch_version == torch_version]
         if not live:
             return f"no live worker has torch {torch_version} yet"
@@ -132,7 +132,7 @@ class Workers:
         return f"no live worker has {show_labels(where)} yet; {found}"
 
     def _too_many(self) -> list[str]:
-        """Return the workers to forget so that all that is known of the others fits."""
+        """Return the workers to forget, so that the descriptions of the others fit."""
         left, gone = sum(self._sizes.values()), list[str]()
         if left <= _MOST_BYTES:
             return gone
@@ -157,7 +157,7 @@ class Workers:
 
 
 def _size(worker: Worker) -> int:
-    """Return about how many bytes a worker's description takes."""
+    """Return the approximate size of a worker's description, in bytes."""
     texts = (worker.id, worker.torch_version, worker.hardware, worker.fxlib_version, worker.containment)
     labels = (text for label in worker.labels.items() for text in label)
     return _BYTES_EACH + sum(len(text.encode()) for text in (*texts, *worker.allowed_modules, *labels))

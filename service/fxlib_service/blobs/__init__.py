@@ -1,4 +1,4 @@
-"""Where blobs are kept: the interface of a blob store, one that keeps files in a folder, and one for object stores.
+"""Stores of blobs: the interface, an implementation with files in a folder, and one for object stores.
 
-What arrives in pieces is put together in `servicers.blobs`; which blobs are still needed is decided in `retention`.
+`servicers.blobs` assembles uploads from their pieces, and `retention` decides which blobs are still needed.
 """

@@ -1,6 +1,6 @@
 """The interface of a blob store. Every implementation passes one contract suite.
 
-What has not arrived completely is a file of a local folder, `partial/abcd...`, wherever a store keeps what is complete.
+An upload that is not complete is a file in a local folder, `partial/abcd...`, wherever a store keeps complete blobs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _RETRY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """The address of a blob: the SHA-256 of its bytes, and their number. It can never be a path.
+    """The address of a blob: the SHA-256 and number of its bytes. It can never be a path.
 
     Raises:
-        ServiceError: INVALID_REQUEST, if the digest is not 64 lower-case hex digits, or the size is negative.
+        ServiceError: INVALID_REQUEST if the digest is not 64 lower-case hex digits, or the size is negative.
     """
 
     sha256: str
@@ -47,13 +47,13 @@ class Blob:
 
 
 class BlobStore(ABC):
-    """Keeps bytes by their SHA-256. Methods may be called from any thread; a servicer serializes a blob's writers.
+    """Stores bytes by their SHA-256. Methods may be called from any thread; a servicer serializes a blob's writers.
 
     Unfinished uploads of one blob are separate for each `owner`, a namespace or "", so that no namespace can spoil
     or see another's.
 
     Raises, from every method:
-        ServiceError: STORAGE_FULL, if the disk is full; STORAGE_UNAVAILABLE, if it fails in another way.
+        ServiceError: STORAGE_FULL if the disk is full; STORAGE_UNAVAILABLE if it fails in another way.
     """
 
     @abstractmethod
@@ -62,14 +62,14 @@ class BlobStore(ABC):
 
     @abstractmethod
     def partial_size(self, sha256: str, *, owner: str = "") -> int:
-        """Return how many bytes of an unfinished upload are stored."""
+        """Return the number of stored bytes of an unfinished upload."""
 
     @abstractmethod
     def append(self, sha256: str, data: bytes, *, at: int | None = None, owner: str = "") -> int:
-        """Append to an unfinished upload, and return its new size in bytes.
+        """Append to an unfinished upload and return its new size in bytes.
 
-        Nothing is added to one that does not have `at` bytes (if given): another service, which shares the store, has
-        added to it meanwhile.
+        If `at` is given and the upload does not have that many bytes, nothing is appended: another service that shares
+        the store has appended to it in the meantime.
         """
 
     @abstractmethod
@@ -82,15 +82,15 @@ class BlobStore(ABC):
 
     @abstractmethod
     def commit(self, blob: Blob, *, owner: str = "") -> None:
-        """Turn an unfinished upload into a durable blob, or delete it if its bytes are not that blob's.
+        """Turn an unfinished upload into a durable blob, or delete it if its bytes do not match that blob.
 
         Raises:
-            ServiceError: BLOB_CORRUPT, if size or digest differ; BLOB_OFFSET, if another service has just done it.
+            ServiceError: BLOB_CORRUPT if size or digest differ; BLOB_OFFSET if another service has just committed it.
         """
 
     @abstractmethod
     def read(self, sha256: str, *, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on, or fewer at the end of the blob. They are not checked.
+        """Return `length` bytes from `offset` on, or fewer at the end of the blob, without checking them.
 
         Raises:
             ServiceError: BLOB_NOT_FOUND.
@@ -98,11 +98,11 @@ class BlobStore(ABC):
 
     @abstractmethod
     def verify(self, sha256: str) -> bool:
-        """Read a blob from end to end; return whether it is there and sound. One that is damaged is deleted."""
+        """Read a whole blob and return whether it exists and is sound. A damaged blob is deleted."""
 
     @abstractmethod
     def abandon(self, *, older_than_s: float) -> int:
-        """Delete unfinished uploads that nothing was added to for `older_than_s` seconds; return how many."""
+        """Delete unfinished uploads to which nothing was added for `older_than_s` seconds; return their number."""
 
     @abstractmethod
     def unused(self, *, older_than_s: float) -> Sequence[str]:
@@ -110,10 +110,10 @@ class BlobStore(ABC):
 
     @abstractmethod
     def delete(self, sha256: str, *, older_than_s: float) -> bool:
-        """Delete a blob, atomically, unless it was used within `older_than_s` seconds; return whether it is gone."""
+        """Delete a blob atomically unless it was used within `older_than_s` seconds; return whether it is gone."""
 
     def read_all(self, blob: Blob) -> bytes:
-        """Return all bytes of a blob, which have its digest. A blob that was damaged is deleted.
+        """Return all bytes of a blob after checking its digest. A damaged blob is deleted.
 
         Raises:
             ServiceError: BLOB_NOT_FOUND; BLOB_CORRUPT.
@@ -126,7 +126,7 @@ class BlobStore(ABC):
 
 
 def damaged(sha256: str) -> ServiceError:
-    """Return the refusal for a blob that was damaged where it was stored, and is deleted."""
+    """Return the refusal for a blob that was damaged in storage and has been deleted."""
     return ServiceError(
         Code.BLOB_CORRUPT,
         f"blob {sha256} was damaged in the service's store, and is deleted there",
@@ -135,13 +135,13 @@ def damaged(sha256: str) -> ServiceError:
 
 
 class KeepsUploads(BlobStore):
-    """The half of a store that keeps what has not arrived completely.
+    """The half of a store that keeps incomplete uploads.
 
     Several services may share a folder whose file system has locks for all of them.
 
     Args:
-        root: the folder of the folder `partial`.
-        clock: stamps the files, and judges their age.
+        root: the folder that contains the folder `partial`.
+        clock: sets the times of files, and judges their age.
     """
 
     def __init__(self, root: Path, clock: Clock | None = None) -> None:
@@ -171,7 +171,7 @@ class KeepsUploads(BlobStore):
                 while left:
                     left = left[file.write(left) :]
             except OSError:
-                file.truncate(before)  # a piece is stored whole, or not at all
+                file.truncate(before)  # a piece is stored entirely or not at all
                 raise
             self._stamp(file.fileno())
             return file.tell()
@@ -194,11 +194,11 @@ class KeepsUploads(BlobStore):
 
     @contextmanager
     def checked(self, blob: Blob, owner: str) -> Iterator[Path]:
-        """Yield the file of an upload that is whole, which nobody else changes meanwhile, with its bytes on the disk.
+        """Yield the file of a complete upload, with its bytes on the disk; nobody else changes it within the block.
 
         Raises:
-            ServiceError: BLOB_CORRUPT, if its bytes are not the blob's: then it is deleted; BLOB_OFFSET, if another
-                service has just completed it.
+            ServiceError: BLOB_CORRUPT if its bytes do not match the blob, and then it is deleted; BLOB_OFFSET if
+                another service has just completed it.
         """
         partial = self._partial(blob.sha256, owner)
         with partial.open("ab+") as file:
@@ -229,7 +229,7 @@ class KeepsUploads(BlobStore):
         return dropped
 
     def _stamp(self, file: Path | int) -> None:
-        """Note that a file is used now."""
+        """Record that a file is used now."""
         now = self._clock.now()
         os.utime(file, (now, now))
 
@@ -238,7 +238,7 @@ class KeepsUploads(BlobStore):
 
 
 def _locked(file: BinaryIO | FileIO, path: Path) -> bool:
-    """Keep other services out of a file until it is closed; return whether it is still the one of its name."""
+    """Keep other services out of a file until it is closed; return whether its name still refers to it."""
     fcntl.flock(file, fcntl.LOCK_EX)
     with suppress(FileNotFoundError):
         return os.fstat(file.fileno()).st_ino == path.stat().st_ino

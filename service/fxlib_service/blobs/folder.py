@@ -1,4 +1,4 @@
-"""Blobs as files of a local folder: `blobs/ab/abcd...` when complete, `partial/abcd...` while they arrive."""
+"""Blobs as files in a local folder: `blobs/ab/abcd...` when complete, `partial/abcd...` while they arrive."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 class FolderBlobStore(KeepsUploads):
-    """Keeps blobs as files, which are renamed into place once checked and synced; a file's mtime is its last use.
+    """Keeps blobs as files, which are renamed into place after they are checked and synced. The mtime is the last use.
 
     Several services may share a folder whose file system has locks for all of them.
 
     Args:
         root: the data folder.
-        clock: stamps the files, and judges their age.
+        clock: sets the times of files, and judges their age.
     """
 
     def __init__(self, root: Path, clock: Clock | None = None) -> None:
@@ -89,7 +89,7 @@ class FolderBlobStore(KeepsUploads):
             except FileNotFoundError:
                 return False
             with self._uses:
-                # An upload may have put a sound file into its place meanwhile.
+                # An upload may have replaced it with a sound file in the meantime.
                 if path.exists() and path.stat().st_ino == found.st_ino:
                     path.unlink()
                     logger.error("blob %s was damaged on the disk, and is deleted", sha256)
@@ -100,7 +100,7 @@ class FolderBlobStore(KeepsUploads):
         limit, found = self._clock.before(older_than_s), list[str]()
         with translated():
             for path in self._blobs.glob("??/*"):
-                with suppress(FileNotFoundError):  # found damaged meanwhile
+                with suppress(FileNotFoundError):  # found damaged in the meantime
                     if path.stat().st_mtime <= limit:
                         found.append(path.name)
         return found
@@ -108,13 +108,13 @@ class FolderBlobStore(KeepsUploads):
     @override
     def delete(self, sha256: str, *, older_than_s: float) -> bool:
         path, limit = self._path(sha256), self._clock.before(older_than_s)
-        aside = self._partials / f"{sha256}..deleted"  # no namespace begins with a dot
+        aside = self._partials / f"{sha256}..deleted"  # no namespace starts with a dot
         with translated(), self._uses:
             try:
                 if path.stat().st_mtime > limit:
                     return False
                 path.rename(aside)
-                if aside.stat().st_mtime > limit:  # another service, which shares the folder, has just used it
+                if aside.stat().st_mtime > limit:  # another service that shares the folder has just used it
                     aside.rename(path)
                     return False
                 aside.unlink()
@@ -127,7 +127,7 @@ class FolderBlobStore(KeepsUploads):
 
 
 def _digest(file: BinaryIO) -> str:
-    """Return the digest of a file's bytes; "" where the disk cannot read one of them."""
+    """Return the digest of a file's bytes, or "" if the disk cannot read some of them."""
     digest = hashlib.sha256()
     try:
         while piece := file.read(_PIECE):
@@ -140,7 +140,7 @@ def _digest(file: BinaryIO) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names of a folder's files on the disk."""
+    """Sync a folder, so that the names of its files are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Blobs as objects below a URL of fsspec: a bucket of S3, Google Cloud or Azure, or what else it has a driver for.
+"""Blobs as objects below a URL of fsspec: a bucket of S3, Google Cloud or Azure, or any other store with a driver.
 
-Objects are `blobs/ab/abcd...`. An object cannot be marked as used without writing it, so `used/ab/abcd...`, which is
-empty, says by its age when the blob was last asked for. What has not arrived completely stays in a local folder.
+Objects are `blobs/ab/abcd...`. An object cannot be marked as used without writing it, so the age of an empty object
+`used/ab/abcd...` shows when the blob was last asked for. Incomplete uploads stay in a local folder.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _PIECE: Final = 8 << 20
 """Number of bytes that are read at a time."""
 _RETRY_S: Final = 2.0
 _FRESH_S: Final = 600.0
-"""Seconds for which a blob that was asked for counts as there, and used, without asking again."""
+"""Seconds for which a blob that was asked for counts as present, and as used, without asking again."""
 _KNOWN: Final = 100_000
 _LOCKS: Final = 64
 _WHOLE_OR_NOT: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
-"""The stores where an object appears once all of it has arrived; elsewhere it is written under another name first."""
+"""The stores in which an object appears only when it is complete; in others it is first written under another name."""
 _MODIFIED: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
-"""What drivers call the time of an object."""
+"""The keys under which drivers give the time of an object."""
 _HIDDEN: Final = "..."
 
 logger = logging.getLogger(__name__)
@@ -45,20 +45,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """A blob that was there at a time of the monotonic clock, marked as used no longer than `_FRESH_S` before."""
+    """A blob that was present at a time of the monotonic clock, and had been marked as used within `_FRESH_S`."""
 
     size: int
     at_s: float
 
 
 class UrlBlobStore(KeepsUploads):
-    """Keeps blobs where an URL says; several services may share it.
+    """Keeps blobs below a URL, which several services may share.
 
-    A service asks about each blob once in ten minutes. No other deletes it meanwhile, as it was marked as used; if it
-    is gone all the same, or damaged, that is found when it is read, and the next upload brings it back.
+    A service asks about each blob once in ten minutes. No other service deletes it in that time, since it was marked as
+    used. If it is gone or damaged nevertheless, that is found when it is read, and the next upload restores it.
 
     Args:
-        url: where the blobs are, such as `s3://bucket/prefix`; credentials are found as its driver finds them.
+        url: location of the blobs, such as `s3://bucket/prefix`; the driver finds its credentials in its usual way.
         root: local folder of the unfinished uploads.
         clock: judges the age of blobs.
     """
@@ -67,7 +67,7 @@ class UrlBlobStore(KeepsUploads):
         """Open the store.
 
         Raises:
-            FxlibError: there is no driver for such an URL, or it has no meaning.
+            FxlibError: there is no driver for such a URL, or the URL is not valid.
         """
         super().__init__(root, clock)
         self._shown = shown(url)
@@ -89,7 +89,7 @@ class UrlBlobStore(KeepsUploads):
         """Write an object, and delete it.
 
         Raises:
-            FxlibError: the store does not answer, or refuses; says what it told.
+            FxlibError: the store does not answer, or refuses; the error quotes its answer.
         """
         path = f"{self._root}/incoming/{uuid.uuid4().hex}"
         try:
@@ -155,7 +155,7 @@ class UrlBlobStore(KeepsUploads):
                     return True
             with self._turn(sha256), self._asking(sha256):
                 self._known.pop(sha256, None)
-                # An upload may have put a sound object into its place meanwhile.
+                # An upload may have replaced it with a sound object in the meantime.
                 if self._files.info(path) == before:
                     self._files.rm_file(path)
                     logger.error("blob %s was damaged in %s, and is deleted", sha256, self._shown)
@@ -167,7 +167,7 @@ class UrlBlobStore(KeepsUploads):
     def abandon(self, *, older_than_s: float) -> int:
         limit = self._clock.before(older_than_s)
         with self._asking():
-            for path, at in self._listed("incoming").items():  # a service was killed there
+            for path, at in self._listed("incoming").items():  # left by a service that was killed
                 if at <= limit:
                     with suppress(FileNotFoundError):
                         self._files.rm_file(path)
@@ -201,13 +201,13 @@ class UrlBlobStore(KeepsUploads):
 
     @contextmanager
     def _asking(self, sha256: str = "") -> Iterator[None]:
-        """Turn whatever the store's driver raises into a refusal, but for FileNotFoundError, and forget what was known.
+        """Turn any error of the store's driver except FileNotFoundError into a refusal, and forget what was known.
 
         Raises:
-            ServiceError: STORAGE_UNAVAILABLE, without the driver's words: they may hold an address, or more.
+            ServiceError: STORAGE_UNAVAILABLE, without the driver's message, which may hold an address, or more.
         """
         try:
-            self._files.invalidate_cache()  # of listings, which others change
+            self._files.invalidate_cache()  # its listings, which others change
             yield
         except FileNotFoundError:
             self._known.pop(sha256, None)
@@ -219,7 +219,7 @@ class UrlBlobStore(KeepsUploads):
             raise ServiceError(Code.STORAGE_UNAVAILABLE, message, retry_after_s=_RETRY_S) from error
 
     def _turn(self, sha256: str) -> threading.Lock:
-        """Return the lock under which a blob is asked for, and deleted."""
+        """Return the lock under which a blob is asked for and deleted."""
         return self._turns[int(sha256[:2], 16) % _LOCKS]
 
     def _know(self, sha256: str, size: int) -> int:
@@ -230,11 +230,11 @@ class UrlBlobStore(KeepsUploads):
         return size
 
     def _limit(self, older_than_s: float) -> float:
-        """Return the time before which a blob was marked that is unused for so long: a mark may be `_FRESH_S` old."""
+        """Return the latest time of the mark of a blob that is unused for so long; a mark may lag by `_FRESH_S`."""
         return self._clock.before(older_than_s + min(_FRESH_S, older_than_s))
 
     def _listed(self, folder: str) -> Mapping[str, float]:
-        """Return when the objects of a folder were written, in seconds since the epoch, by their paths."""
+        """Return the times at which the objects of a folder were written, in seconds since the epoch, by path."""
         try:
             found: Mapping[str, Any] = self._files.find(f"{self._root}/{folder}", detail=True)
         except FileNotFoundError:
@@ -246,7 +246,7 @@ class UrlBlobStore(KeepsUploads):
 
 
 def shown(url: str) -> str:
-    """Return a URL without what may be a password in it."""
+    """Return a URL without any parts that may be a password."""
     scheme, marks, rest = url.partition("://")
     place, at, path = rest.rpartition("@")
     return f"{scheme}{marks}{_HIDDEN if place else ''}{at}{path.partition('?')[0]}"
@@ -257,7 +257,7 @@ def _name(path: str) -> str:
 
 
 def _modified(info: Mapping[str, Any]) -> float:
-    """Return when an object was written, in seconds since the epoch; now, where the driver does not tell."""
+    """Return the time at which an object was written, in seconds since the epoch, or now if the driver does not say."""
     told = next((info[each] for each in _MODIFIED if info.get(each) is not None), None)
     if isinstance(told, str):
         told = datetime.fromisoformat(told)

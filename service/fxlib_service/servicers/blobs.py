@@ -1,6 +1,6 @@
 """BlobService: uploads and downloads of content-addressed bytes.
 
-All who send one blob add to the same bytes: whoever is ahead stores them, and none waits.
+All streams that send one blob add to the same bytes: the stream that is ahead stores them, and none waits.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
 
     @override
     async def QueryWrite(self, request: blobs_pb2.QueryWriteRequest, context: Context) -> blobs_pb2.QueryWriteResponse:
-        """Return the offset at which an upload is to be resumed."""
+        """Return the offset at which an upload has to be resumed."""
         blob = self._checked(request.blob, "blob")
         namespace = caller_of(context).namespace
         known = await self._holdings.has(namespace, blob.sha256)
@@ -139,7 +139,7 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
 
 
 class _Pace:
-    """The time that a stream has left, given how far it has come. Bytes that are sent again do not count."""
+    """The time that a stream has left, given its progress. Bytes that are sent again do not count."""
 
     def __init__(self, *, start: int, idle_s: float) -> None:
         self._began, self._start, self._furthest, self._idle_s = time.monotonic(), start, start, idle_s
@@ -151,7 +151,7 @@ class _Pace:
 
 
 class _Upload:
-    """A blob that one or more streams send: `turn` is held while a chunk is stored, never while one is waited for."""
+    """A blob that one or more streams send. `turn` is held while a chunk is stored, and never while waiting for one."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
@@ -164,8 +164,8 @@ class _Uploads:
 
     Args:
         store: the store of blobs.
-        idle_s: seconds without new bytes, or behind the least pace of 64 KiB/s, after which a stream is ended. What it
-            sent is kept, and the upload can be resumed.
+        idle_s: seconds without new bytes, or below the minimum pace of 64 KiB/s, after which a stream is ended. The
+            bytes that it sent are kept, and the upload can be resumed.
     """
 
     def __init__(self, store: BlobStore, *, idle_s: float) -> None:
@@ -183,10 +183,10 @@ class _Uploads:
         known: bool = True,
         reserve: Reserve | None = None,
     ) -> int:
-        """Store chunks until the blob is complete or the stream ends; return how many bytes are stored.
+        """Store chunks until the blob is complete or the stream ends; return the number of stored bytes.
 
-        Bytes that are stored already, by this stream or by another, are skipped; the digest is checked at the end. An
-        `owner` to whom the blob is not `known` continues its own unfinished upload alone. An upload for an answer may
+        Bytes that this stream or another has already stored are skipped; the digest is checked at the end. If the blob
+        is not `known` to the `owner`, only the owner's own unfinished upload is continued. An upload for an answer may
         use the disk's `reserve`.
 
         Raises:
@@ -196,7 +196,7 @@ class _Uploads:
             async with upload.turn:
                 if known and await asyncio.to_thread(self._sound, blob):
                     return blob.size
-                upload.complete = False  # if it was, the blob is gone again
+                upload.complete = False  # if it was complete, the blob is gone again
                 size = await asyncio.to_thread(self._store.partial_size, blob.sha256, owner=owner)
                 if size > blob.size:  # it cannot belong to this blob
                     await asyncio.to_thread(self._store.drop, blob.sha256, owner=owner)
@@ -217,12 +217,12 @@ class _Uploads:
                 position, chunk = message.offset or position, message.data
 
     async def kept(self, blob: Blob, *, owner: str = "") -> int:
-        """Return the offset in bytes at which an upload of a blob continues."""
+        """Return the offset in bytes at which the upload of a blob continues."""
         size = await asyncio.to_thread(self._store.partial_size, blob.sha256, owner=owner)
         return size if size <= blob.size else 0
 
     def _sound(self, blob: Blob) -> bool:
-        """Whether a blob is stored, and undamaged: who sends it although it is there may know better."""
+        """Return whether a blob is stored undamaged; a client that sends a stored blob may know of damage."""
         return self._store.size(blob.sha256) == blob.size and self._store.verify(blob.sha256)
 
     async def _add(self, blob: Blob, owner: str, position: int, chunk: bytes, reserve: Reserve | None) -> int:
@@ -233,7 +233,7 @@ class _Uploads:
                 Code.BLOB_OFFSET,
                 message,
                 metadata={"committed_bytes": str(committed)},
-                retry_after_s=_RETRY_AFTER_S if position > committed else None,  # another stream's bytes were dropped
+                retry_after_s=_RETRY_AFTER_S if position > committed else None,  # bytes of another stream were dropped
             )
         fresh = chunk[committed - position :]
         if committed + len(fresh) > blob.size:
@@ -245,13 +245,13 @@ class _Uploads:
         add = partial(self._store.append, blob.sha256, fresh, at=committed, owner=owner)
         if (size := await _written(add, reserve)) == committed + len(fresh):
             return size
-        return await self._add(blob, owner, position, chunk, reserve)  # another service has added to it meanwhile
+        return await self._add(blob, owner, position, chunk, reserve)  # another service has added to it in the meantime
 
     async def _next(self, more: AsyncIterator[blobs_pb2.WriteRequest], left_s: float) -> blobs_pb2.WriteRequest | None:
         try:
             async with asyncio.timeout(left_s):
                 while (message := await anext(more, None)) is not None and not message.data:
-                    pass  # an empty message does not restart the time
+                    pass  # an empty message does not restart the timeout
                 return message
         except TimeoutError:
             problem = f"nothing, or too little, was sent for {self._idle_s:g} s"
@@ -259,7 +259,7 @@ class _Uploads:
 
     @contextmanager
     def _shared(self, sha256: str, owner: str) -> Iterator[_Upload]:
-        """Return the upload that all streams of an owner's blob share, for the length of the block."""
+        """Yield the upload that all streams of an owner's blob share, for the duration of the block."""
         upload = self._open.setdefault((sha256, owner), _Upload())
         upload.streams += 1
         try:

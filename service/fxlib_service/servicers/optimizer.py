@@ -48,7 +48,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         clock: Clock,
         on_live: Callable[[tuple[str, str], jobs_pb2.LiveFigures, bool], None],
     ) -> None:
-        self._catalogue = catalogue_to_proto()  # once: it reads the source of every pass
+        self._catalogue = catalogue_to_proto()  # only once, since it reads the source of every pass
         self._ledger = ledger
         self._broker = broker
         self._submit = submit
@@ -96,7 +96,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
 
     @override
     async def CancelJob(self, request: jobs_pb2.CancelJobRequest, context: Context) -> jobs_pb2.CancelJobResponse:
-        """Cancel a job. One that has ended stays as it is."""
+        """Cancel a job. A job that has ended stays as it is."""
         await self._seen(request.job_id, context)
         transition = await self._ledger.apply(request.job_id, Cancelled())
         note(context, transition.job)
@@ -104,11 +104,11 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
 
     @override
     async def RetryJob(self, request: jobs_pb2.RetryJobRequest, context: Context) -> jobs_pb2.RetryJobResponse:
-        """Make a new job of an earlier one's request."""
+        """Make a new job from the request of an earlier one."""
         await self._seen(request.job_id, context)
         try:
             stored = await self._ledger.read(self._ledger.store.request_of, request.job_id)
-        except KeyError:  # deleted meanwhile
+        except KeyError:  # deleted in the meantime
             raise job_not_found(request.job_id) from None
         asked = jobs_pb2.OptimizeRequest.FromString(stored)
         asked.request_id, asked.fresh, asked.traceparent = request.request_id, True, ""
@@ -118,7 +118,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
 
     @override
     async def ReportLive(self, request: jobs_pb2.ReportLiveRequest, context: Context) -> jobs_pb2.ReportLiveResponse:
-        """Keep what a launcher measures of its own steps, in place of what it told before."""
+        """Store a launcher's measurements of its own steps in place of its earlier ones."""
         check_live(request.live)
         caller = caller_of(context)
         await self._quotas.live_report(caller.namespace, caller.tenant, self._limits)
@@ -156,7 +156,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         """Return a job that the caller may see.
 
         Raises:
-            ServiceError: JOB_NOT_FOUND, also for another namespace's job, whose existence stays hidden.
+            ServiceError: JOB_NOT_FOUND, also for a job of another namespace, whose existence stays hidden.
         """
         job = await self._ledger.get(job_id)
         if not caller_of(context).sees(job.namespace):
@@ -180,7 +180,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         return job_to_proto(job, result, live)
 
     def _waiting(self, told: jobs_pb2.Job, job: Job) -> jobs_pb2.Job:
-        """Add to what is told of a job what it waits for, if it is queued and no live worker could take it."""
+        """Add to a job's message what the job waits for, if it is queued and no live worker could take it."""
         if job.state is State.QUEUED:
             told.waits_for = self._workers.missing(job.torch_version, job.where)
         return told
@@ -197,7 +197,7 @@ def _why_back(live: jobs_pb2.LiveFigures) -> str:
 
 
 async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int) -> AsyncIterator[Event]:
-    """Yield the stored events whose sequence is greater than `after`, then new ones, up to the one that ends the job.
+    """Yield the stored events with a sequence number above `after`, then new ones, up to the one that ends the job.
 
     Raises:
         ServiceError: JOB_NOT_FOUND; SEQUENCE_AHEAD; SHUTTING_DOWN, after which watching can be resumed.
@@ -207,7 +207,7 @@ async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int
         raise ServiceError(Code.SEQUENCE_AHEAD, f"job {job_id} has {job.last_sequence} events, not {after}")
     if job.state.finished and after == job.last_sequence:
         return
-    last = job.last_sequence if job.state.finished else 0  # a launcher may have told something after the end
+    last = job.last_sequence if job.state.finished else 0  # a launcher may have reported after the end
     with broker.subscribe(job_id) as subscription:
         while True:
             if broker.closed:

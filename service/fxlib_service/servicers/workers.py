@@ -23,7 +23,7 @@ from fxlib_service.roles import Caller
 from fxlib_service.servicers.context import Context, caller_of, note, seconds_left
 
 _MARGIN_S: Final = 0.5
-"""Time by which an empty answer is sent before the caller's deadline, in seconds."""
+"""Seconds before the caller's deadline at which an empty answer is sent."""
 
 _LASTING: Final = frozenset(
     {
@@ -39,8 +39,8 @@ _LASTING: Final = frozenset(
         Reason.COLLECTIVES,
     }
 )
-"""Reasons that the request alone decides, so that equal requests may be given the answer. Any other may depend on the
-moment or on the operator's settings, and an equal request is then tried anew."""
+"""The reasons that depend only on the request, so that equal requests may get the answer. Any other reason may depend
+on the moment or on the operator's settings, and an equal request is tried anew."""
 
 _LASTING_CODES: Final = frozenset(reason.name for reason in _LASTING)
 
@@ -132,7 +132,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         )
 
     async def _check_result(self, request: workers_pb2.CompleteRequest, data: bytes, caller: Caller) -> None:
-        """Check an answer, and that it comes under the job's lease: only then does its namespace get the graphs."""
+        """Check an answer, and that it comes under the job's lease; only then does its namespace get the graphs."""
         asked = jobs_pb2.OptimizeRequest.FromString(await self._dispatcher.request_of(request.job_id, request.token))
         result = request.result
         await self._admission.check_result(data, asked.trial.SerializeToString(), caller)
@@ -153,7 +153,7 @@ def _answers(result: jobs_pb2.JobResult) -> list[jobs_pb2.JobResult]:
 
 
 def _figures(result: jobs_pb2.JobResult) -> dict[str, object]:
-    """Return what the audit log says of an answer; gains are relative, as they were measured."""
+    """Return the figures of an answer for the audit log; gains are relative, as measured."""
     outcome = "adopt" if result.decision == jobs_pb2.DECISION_ADOPT else "keep_original"
     gain = {"gain": result.gain.value, "gain_low": result.gain.low, "gain_high": result.gain.high}
     return {"outcome": outcome, "reason": result.reason_code, **(gain if result.HasField("gain") else {})}

@@ -1,4 +1,4 @@
-"""Where jobs are kept: the interface of a job store, and the one in a SQL database.
+"""Stores of jobs: the interface, and its implementations in SQL databases.
 
-How a job may change is decided in `lifecycle`; a store keeps what it is told, all of it or nothing.
+`lifecycle` decides how a job may change. A store writes each change as a whole, or not at all.
 """

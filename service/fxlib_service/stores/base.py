@@ -12,7 +12,7 @@ from fxlib_service.lifecycle import Transition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Selects jobs: those that match every field that is set, and have all of `labels`."""
+    """Selects the jobs that match every field that is set, and have all of `labels`."""
 
     namespace: str = ""
     name: str = ""
@@ -39,7 +39,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """The number of queued jobs of one torch version that may run in one place."""
+    """The number of queued jobs of one torch version that have the same requirements on where they run."""
 
     torch_version: str
     where: Mapping[str, str]
@@ -48,7 +48,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A worker as it last described itself; it was last seen `seen_at`, in seconds since the epoch."""
+    """A worker as it last described itself. `seen_at` is when it was last seen, in seconds since the epoch."""
 
     id: str
     torch_version: str
@@ -70,7 +70,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payloads:
-    """The serialized request of a job, and its answer, if there is one; `number` orders jobs by acceptance."""
+    """The serialized request of a job, and its answer if there is one. `number` orders jobs by acceptance."""
 
     number: int
     request: bytes
@@ -78,14 +78,14 @@ class Payloads:
 
 
 class QueueFullError(Exception):
-    """A namespace has as many queued jobs as it may have."""
+    """A namespace has reached its limit of queued jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """What is stored of a new job: what was decided for it, and its serialized request.
+    """The data to store for a new job: the transition decided for it, and its serialized request.
 
-    A job that is to be queued is not stored while its namespace has `queue_limit` queued jobs.
+    A job to be queued is not stored while its namespace has `queue_limit` queued jobs.
     """
 
     transition: Transition
@@ -94,14 +94,14 @@ class NewJob:
 
 
 class JobStore(ABC):
-    """Keeps jobs, their histories and payloads, the known workers, and which namespace has which blobs.
+    """Stores jobs, their histories and payloads, the known workers, and which namespace has which blobs.
 
-    Each method is one transaction, and what it writes is durable when it returns. Methods may be called from any
-    thread. One process owns a store, unless the store says that several may share it.
+    Each method is one transaction, whose writes are durable when it returns. Methods may be called from any thread. One
+    process owns a store, unless the store says that several may share it.
     """
 
     def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
-        """Store a new job, or return the one that has its namespace and request id.
+        """Store a new job, or return the existing one with its namespace and request id.
 
         Raises:
             QueueFullError: the job would be queued, and the namespace has `queue_limit` queued jobs.
@@ -113,18 +113,18 @@ class JobStore(ABC):
 
     @abstractmethod
     def enter(self, new: Sequence[NewJob]) -> Sequence[Job | None]:
-        """Store new jobs, all of them in one transaction, and return what `submit` would for each.
+        """Store new jobs in one transaction, and return what `submit` would return for each.
 
-        None stands for a QueueFullError, which concerns that job alone.
+        None stands for a QueueFullError, which concerns only that job.
         """
 
     @abstractmethod
     def update(self, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
-        """Read the job, decide, store what follows; None if there is no such job. Nothing comes between."""
+        """Read the job, decide, and store the result, all without interruption; return None if there is no such job."""
 
     @abstractmethod
     def claim(self, job_id: str, decide: Callable[[Job], Transition], *, lease_s: float) -> Transition | None:
-        """Do as `update`, with a lease of so many seconds; None if the job cannot be claimed (any more)."""
+        """Do the same as `update`, with a lease of so many seconds; None if the job cannot be claimed (any more)."""
 
     @abstractmethod
     def get(self, job_id: str) -> Job | None:
@@ -132,7 +132,7 @@ class JobStore(ABC):
 
     @abstractmethod
     def find(self, namespace: str, request_id: str) -> Job | None:
-        """Return the job of a request."""
+        """Return the job of a request id."""
 
     @abstractmethod
     def request_of(self, job_id: str) -> bytes:
@@ -144,21 +144,21 @@ class JobStore(ABC):
 
     @abstractmethod
     def results_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
-        """Return the answers of those jobs that have one, by id."""
+        """Return the answers of those of the jobs that have one, by id."""
 
     @abstractmethod
     def live_of(self, job_ids: Collection[str]) -> Mapping[str, bytes]:
-        """Return the launchers' last live figures of those jobs that have any, by id."""
+        """Return the last live figures from launchers for those of the jobs that have any, by id."""
 
     @abstractmethod
     def events(self, job_id: str, *, after: int, limit: int) -> Sequence[Event]:
-        """Return the first `limit` lines of a job's history whose sequence is greater than `after`."""
+        """Return the first `limit` events of a job's history with a sequence number above `after`."""
 
     @abstractmethod
     def page(
         self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool = False
     ) -> tuple[Sequence[Job], int | None]:
-        """Return up to `limit` jobs, newest first unless told otherwise, and the `beyond` of the next page."""
+        """Return up to `limit` jobs, newest first by default, and the `beyond` of the next page."""
 
     @abstractmethod
     def payloads(self, *, after: int, limit: int) -> Sequence[Payloads]:
@@ -166,7 +166,7 @@ class JobStore(ABC):
 
     @abstractmethod
     def forget(self, *, finished_before: float, limit: int) -> int:
-        """Delete up to `limit` jobs that finished before a time, with all that belongs to them; return how many."""
+        """Delete up to `limit` jobs that finished before a time, with all their data; return their number."""
 
     @abstractmethod
     def heads(self, torch_version: str) -> Sequence[Head]:
@@ -177,7 +177,7 @@ class JobStore(ABC):
 
     @abstractmethod
     def waiting(self) -> Sequence[Waiting]:
-        """Count the queued jobs by what a worker must be to take them."""
+        """Count the queued jobs by their requirements on a worker."""
 
     @abstractmethod
     def running(self) -> Sequence[Job]:
@@ -185,15 +185,15 @@ class JobStore(ABC):
 
     @abstractmethod
     def duplicates(self, cache_key: str) -> Sequence[Job]:
-        """Return the queued jobs with this key, without those that ask for a fresh answer."""
+        """Return the queued jobs with this key, except those that ask for a fresh answer."""
 
     @abstractmethod
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
-        """Return the latest job with this key that has a reusable answer, measured on one of these hardwares."""
+        """Return the latest job with this key and a reusable answer that was measured on one of these hardwares."""
 
     @abstractmethod
     def recent_answers(self, limit: int) -> Sequence[Job]:
-        """Return up to `limit` jobs that workers answered, the latest first."""
+        """Return up to `limit` jobs that workers answered, latest first."""
 
     @abstractmethod
     def see(self, worker: Worker, *, forget_before: float, gone: Collection[str] = ()) -> None:
@@ -204,7 +204,7 @@ class JobStore(ABC):
 
     @abstractmethod
     def workers(self) -> Sequence[Worker]:
-        """Return the stored workers, the last seen first."""
+        """Return the stored workers, last seen first."""
 
     @abstractmethod
     def hold(self, namespace: str, blobs: Mapping[str, int]) -> None:
@@ -216,7 +216,7 @@ class JobStore(ABC):
 
     @abstractmethod
     def held_bytes(self, namespace: str) -> int:
-        """Return the size of all blobs of a namespace together, in bytes."""
+        """Return the total size of a namespace's blobs, in bytes."""
 
     @abstractmethod
     def release(self, sha256: str) -> None:

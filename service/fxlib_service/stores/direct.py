@@ -1,7 +1,7 @@
-"""Statements that SQLAlchemy has composed, run on the driver's own cursor.
+"""Runs statements composed by SQLAlchemy on the driver's own cursor.
 
-To take a short statement through SQLAlchemy's execution costs several times what the database takes for it. What is
-stored for every new job goes this way; everything else goes through SQLAlchemy's connections.
+Executing a short statement through SQLAlchemy costs several times what the database takes for it. The writes for every
+new job go this way; everything else goes through SQLAlchemy's connections.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Statement = sa.Insert | sa.Delete | sa.TextClause | sa.Select[*tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Composed:
-    """A statement in the driver's words.
+    """A statement in the driver's form.
 
     Attributes:
         text: the statement.
-        order: the parameters' names, each with what makes the driver's value of its value, if that is another one; in
-            the driver's order.
-        by_name: whether the driver wants them by name.
+        order: the names of the parameters in the driver's order, each with the function that converts its value for the
+            driver, if there is one.
+        by_name: whether the driver expects them by name.
     """
 
     text: str
@@ -35,20 +35,20 @@ class _Composed:
     by_name: bool
 
     def bound(self, parameters: Mapping[str, object]) -> Any:
-        """Return the parameters as the driver wants them."""
+        """Return the parameters as the driver expects them."""
         values = [make(parameters[name]) if make else parameters[name] for name, make in self.order]
         return dict(zip((name for name, _ in self.order), values, strict=True)) if self.by_name else values
 
 
 class Direct:
-    """A transaction on the driver's own cursor: of what a connection of SQLAlchemy's can do, it can `execute`."""
+    """A transaction on the driver's own cursor. Of the methods of an SQLAlchemy connection, it has `execute`."""
 
     def __init__(self, cursor: DBAPICursor, composer: Composer) -> None:
         self._cursor = cursor
         self._composer = composer
 
     def execute(self, statement: Statement, parameters: Mapping[str, object] | list[dict[str, object]]) -> Any:
-        """Run a statement, once or for several rows, and return the cursor; rows come as the driver has them."""
+        """Run a statement, once or for several rows, and return the cursor; rows come in the driver's form."""
         if isinstance(parameters, list):
             composed = self._composer.composed(statement, parameters[0])
             self._cursor.executemany(composed.text, [composed.bound(each) for each in parameters])
@@ -59,9 +59,9 @@ class Direct:
 
 
 class Composer:
-    """Composes the statements of one engine, each once: they are objects that live as long as their module.
+    """Composes the statements of one engine, each only once, since they are objects that live as long as their module.
 
-    Transactions come one after the other, on a connection that is kept.
+    Transactions run one after another, on a connection that is kept.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -76,36 +76,36 @@ class Composer:
         """Run the block in a transaction, which is committed at its end.
 
         Raises:
-            DBAPIError: SQLAlchemy's, of the same kind as the driver's error.
+            DBAPIError: SQLAlchemy's error of the same kind as the driver's.
         """
         driver = self._engine.dialect.loaded_dbapi
         with self._turn:
             connection, self._kept = self._kept or self._engine.raw_connection(), None
             try:
                 cursor = connection.cursor()
-                if self._begin:  # the other drivers begin by themselves
+                if self._begin:  # the other drivers begin transactions themselves
                     cursor.execute(self._begin)
                 yield Direct(cursor, self)
                 connection.commit()
                 self._kept = connection
             except driver.Error as error:
-                connection.invalidate(error)  # it may be lost; another one costs little
+                connection.invalidate(error)  # it may be lost, and a new one costs little
                 raise sa.exc.DBAPIError.instance(
                     None, None, error, driver.Error, dialect=self._engine.dialect
                 ) from error
             finally:
                 if self._kept is None:
-                    connection.close()  # and what was not committed is rolled back
+                    connection.close()  # which rolls back what was not committed
 
     def close(self) -> None:
-        """Give the connection back that is kept."""
+        """Return the kept connection to the pool."""
         with self._turn:
             if self._kept is not None:
                 self._kept.close()
                 self._kept = None
 
     def composed(self, statement: Statement, parameters: Mapping[str, object]) -> _Composed:
-        """Return a statement, composed for such parameters."""
+        """Return a statement composed for parameters of these names."""
         found = self._composed.get(statement)
         if found is None:
             found = self._composed[statement] = self._compose(statement, parameters)

@@ -1,8 +1,8 @@
 """The job store in a PostgreSQL database, which several services may share.
 
-What one process keeps in its memory is here in the database: when a lease ends, by the database's own clock, and which
-jobs have changed, told to all services as they commit (`NOTIFY`). What has to be decided by one service at a time is
-decided under an advisory lock, which ends with the transaction.
+The state that a single process would keep in memory is in the database: the ends of leases, by the database's own
+clock, and the changes of jobs, which are sent to all services on commit (`NOTIFY`). Decisions that only one service may
+make at a time are made under an advisory lock, which ends with the transaction.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _CHANNEL: Final = "fxlib_jobs"
 _CHECK_S: Final = 5.0
 _RETRY_S: Final = 2.0
 _GAP_S: Final = 5.0
-"""Seconds after which leases that nobody looked at are taken for live: no service was there to extend them."""
+"""Seconds without a look at leases after which they are taken to be live, since no service was there to extend them."""
 _SILENT_S: Final = 20.0
-"""Seconds after which a service that has told of no calls counts as gone."""
+"""Seconds without a report of calls after which a service counts as gone."""
 _SOON_S: Final = 0.001
 _CONNECT: Final = {
     "connect_timeout": "5",
@@ -41,7 +41,7 @@ _CONNECT: Final = {
     "tcp_user_timeout": "20000",
     "application_name": "fxlib",
 }
-"""Settings of libpq that the URL may change: a database that does not answer is given up within seconds."""
+"""Settings of libpq, which the URL may change. With them, an unresponsive database is given up within seconds."""
 
 _JOBS = schema.jobs
 
@@ -75,10 +75,10 @@ class PostgresJobStore(SqlJobStore):
         return parsed.update_query_dict({key: value for key, value in _CONNECT.items() if key not in parsed.query})
 
     async def changes(self) -> AsyncGenerator[Change | None]:
-        """Yield what other services change, from now on; first None, since something may have been missed before.
+        """Yield the changes of other services from now on; first yield None, since earlier ones may have been missed.
 
         Raises:
-            ServiceError: STORAGE_UNAVAILABLE, once the connection is lost.
+            ServiceError: STORAGE_UNAVAILABLE when the connection is lost.
         """
         import psycopg
 
@@ -92,33 +92,33 @@ class PostgresJobStore(SqlJobStore):
                         origin, job_id, sequence, state = told.payload.split()
                         if origin != self._origin:
                             yield Change(job_id=job_id, sequence=int(sequence), state=State(state))
-                    await connection.execute("SELECT 1")  # raises where the connection was lost without a word
+                    await connection.execute("SELECT 1")  # raises if the connection was lost silently
         except psycopg.Error as error:
             raise ServiceError(Code.STORAGE_UNAVAILABLE, "the database is away", retry_after_s=_RETRY_S) from error
 
     def extend(self, job_id: str, token: str, duration_s: float) -> Lease | None:
-        """Have a job's lease end so many seconds from now; None if the job is not leased under this token."""
+        """Set a job's lease to end so many seconds from now; None if the job is not leased under this token."""
         mine = sa.and_(_JOBS.c.id == job_id, _JOBS.c.token == token, _JOBS.c.state == State.RUNNING)
         with self._writing() as db:
             leases = _renewed(db, mine, duration_s)
         return leases[0] if leases else None
 
     def holds(self, token: str) -> bool:
-        """Whether a job is leased under a token."""
+        """Return whether a job is leased under a token."""
         with self._reading() as db:
             found = sa.select(_JOBS.c.id).where(_JOBS.c.state == State.RUNNING, _JOBS.c.token == token)
             return bool(token) and db.execute(found).first() is not None
 
     def take_expired(self, duration_s: float) -> Sequence[Lease]:
-        """Return the leases that have ended, for this service to expire; no other gets them for `duration_s`.
+        """Return the leases that have ended, for this service to expire; no other service gets them for `duration_s`.
 
-        Where no service has looked for longer than some seconds, be it that none was there or that the database was
-        away, no worker could extend its lease: all of them begin anew.
+        If no service has looked for more than a few seconds, because none was running or the database was unreachable,
+        no worker could extend its lease, so all leases begin anew.
         """
         running, look = _JOBS.c.state == State.RUNNING, sa.select(schema.about.c.swept_at, _NOW)
         with self._writing() as db:
             looked = db.execute(look.with_for_update(skip_locked=True)).first()
-            if looked is None:  # another service looks just now
+            if looked is None:  # another service is looking right now
                 return []
             swept_at, now = looked
             db.execute(schema.about.update().values(swept_at=now))
@@ -142,22 +142,22 @@ class PostgresJobStore(SqlJobStore):
         return True
 
     def tell_calls(self, calls: Mapping[str, int]) -> None:
-        """Record how many open calls of namespaces this service has."""
+        """Record the number of open calls of namespaces that this service has."""
         with self._counting() as db:
             self._tell_calls(db, calls)
 
     def forget_counts(self) -> None:
-        """Delete what was counted and is over, and counts of services that are gone."""
+        """Delete counts that have run out, and those of services that are gone."""
         calls, reports = schema.calls_in_flight, schema.live_reports
         with self._counting() as db:
             db.execute(calls.delete().where(sa.or_(calls.c.calls == 0, calls.c.told_at < _NOW - _SILENT_S)))
             db.execute(reports.delete().where(reports.c.due_at < _NOW))
 
     def count_live_report(self, tenant: str, interval_s: float, ahead_s: float) -> float:
-        """Count a live report, or return the seconds after which one fits.
+        """Count a live report, or return the seconds until one fits.
 
         Args:
-            tenant: whose report it is.
+            tenant: the tenant that sends the report.
             interval_s: seconds from one report to the next, evenly spread.
             ahead_s: seconds by which reports may be ahead of that.
         """
@@ -175,7 +175,7 @@ class PostgresJobStore(SqlJobStore):
 
     @contextmanager
     def _counting(self) -> Iterator[sa.Connection]:
-        """Begin a transaction that waits for no disk: counts are of no use after the database's machine has failed."""
+        """Begin a transaction that does not wait for the disk: counts are useless after the database's host fails."""
         with self._writing() as db:
             db.execute(sa.text("SET LOCAL synchronous_commit TO off"))
             yield db
@@ -209,7 +209,7 @@ _NOTIFY: Final = sa.text("SELECT pg_notify(:channel, :told)")
 
 
 def _renewed(db: sa.Connection, which: sa.ColumnElement[bool], duration_s: float) -> list[Lease]:
-    """Have the leases of some running jobs end so many seconds from now, and return them."""
+    """Set the leases of some running jobs to end so many seconds from now, and return them."""
     columns = _JOBS.c.id, _JOBS.c.token, _JOBS.c.worker_id, _JOBS.c.measured_by
     renew = _JOBS.update().where(which).values(leased_until=_NOW + duration_s).returning(*columns)
     return [

@@ -15,8 +15,8 @@ from fxlib_service.stores.base import Worker
 metadata: Final = sa.MetaData()
 
 version = sa.Table(
-    # The last step of `migrations` that was taken, as Alembic makes and reads it, though under a name of its own:
-    # `alembic_version` may be that of another program in this database.
+    # The last applied step of `migrations`, as Alembic writes and reads it, but under a name of its own:
+    # `alembic_version` may belong to another program in this database.
     "fxlib_version",
     metadata,
     sa.Column("version_num", sa.String(32), nullable=False),
@@ -26,9 +26,10 @@ version = sa.Table(
 about = sa.Table(
     "fxlib_about",
     metadata,
-    # Read by services that came before `fxlib_version`. A step of a later release is to drop it.
+    # Read by services older than `fxlib_version`. A step of a later release will drop it.
     sa.Column("schema_version", sa.Integer, nullable=False, server_default="5"),
-    # When any of the services that share the database last looked for expired leases, by the database's clock.
+    # The time at which any of the services that share the database last looked for expired leases, by the database's
+    # clock.
     sa.Column("swept_at", sa.Double, nullable=False, server_default="0"),
 )
 
@@ -37,7 +38,7 @@ _CACHED: Final = sa.column("cached", sa.Boolean)
 jobs = sa.Table(
     "jobs",
     metadata,
-    # Order of acceptance. SQLite numbers only a column of exactly this type by itself.
+    # The order of acceptance. SQLite automatically numbers only a column of exactly this type.
     sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
     sa.Column("id", sa.String(64), nullable=False, unique=True),
     sa.Column("request_id", sa.String(128), nullable=False),
@@ -65,8 +66,8 @@ jobs = sa.Table(
     sa.Column("asked_by", sa.String(64), nullable=False, server_default=""),
     sa.Column("asked_from", sa.String(256), nullable=False, server_default=""),
     sa.Column("measured_by", sa.String(64), nullable=False, server_default=""),
-    sa.Column("labels_asked", sa.Text, nullable=False, server_default=""),  # of the worker, as `labels_to_text`
-    # When the lease of a running job ends, by the database's clock, where several services share the database.
+    sa.Column("labels_asked", sa.Text, nullable=False, server_default=""),  # of the worker, by `labels_to_text`
+    # The time at which a running job's lease ends, by the database's clock, if several services share the database.
     sa.Column("leased_until", sa.Double, nullable=False, server_default="0"),
     sa.UniqueConstraint("namespace", "request_id"),
     sa.Index("jobs_by_state", "state", "torch_version", "namespace", "number"),
@@ -127,7 +128,7 @@ holdings = sa.Table(
     sa.Index("holdings_by_blob", "sha256"),
 )
 
-# The two that follow are written where several services share the database, by whose clock their times are.
+# The next two tables are used if several services share the database, whose clock gives their times.
 
 calls_in_flight = sa.Table(
     "calls_in_flight",
@@ -135,14 +136,14 @@ calls_in_flight = sa.Table(
     sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("service", sa.String(64), primary_key=True),
     sa.Column("calls", sa.Integer, nullable=False),
-    sa.Column("told_at", sa.Double, nullable=False),  # that the service was there
+    sa.Column("told_at", sa.Double, nullable=False),  # when the service last reported
 )
 
 live_reports = sa.Table(
     "live_reports",
     metadata,
     sa.Column("tenant", sa.String(256), primary_key=True),
-    sa.Column("due_at", sa.Double, nullable=False),  # when those that came would be over, evenly spread
+    sa.Column("due_at", sa.Double, nullable=False),  # when the reports so far would end if evenly spread
 )
 
 _OWN_FORM: Final = {"state", "labels", "where", "failure"}
@@ -152,12 +153,12 @@ Row = sa.RowMapping
 
 
 def labels_to_text(labels: Mapping[str, str]) -> str:
-    """Return the text that stands for labels, which equal ones share; none are empty text."""
+    """Return the text that represents labels; equal labels have equal text, and no labels have empty text."""
     return json.dumps(dict(sorted(labels.items()))) if labels else ""
 
 
 def labels_from_text(text: str) -> dict[str, str]:
-    """Return the labels that `labels_to_text` made text of."""
+    """Return the labels in a text from `labels_to_text`."""
     return json.loads(text) if text else {}
 
 
@@ -168,7 +169,7 @@ def worker_to_row(worker: Worker) -> dict[str, object]:
 
 
 def worker_from_row(row: Row) -> Worker:
-    """Return the worker that `worker_to_row` made a row of."""
+    """Return the worker in a row from `worker_to_row`."""
     own_form = {"allowed_modules": tuple(row["allowed_modules"]), "labels": labels_from_text(row["labels"])}
     return Worker(**{**row, **own_form})
 
@@ -187,7 +188,7 @@ def job_to_row(job: Job) -> dict[str, object]:
 
 
 def job_from_row(row: Row) -> Job:
-    """Return the job that `job_to_row` made a row of."""
+    """Return the job in a row from `job_to_row`."""
     code = row["failure_code"]
     return Job(
         **{name: row[name] for name in _SAME_NAME},

@@ -1,4 +1,4 @@
-"""The job store in a SQL database, which one process owns: SQLite in a file. `postgres` adds what several share."""
+"""The job store in a SQL database owned by one process: SQLite in a file. `postgres` adds sharing between services."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SqlJobStore(JobStore):
     """Runs one transaction per method. A write is synced to disk before the method returns."""
 
     def __init__(self, url: str) -> None:
-        """Open the database, making the tables if there are none, and bringing those of an earlier version up to date.
+        """Open the database, creating missing tables and migrating those of an earlier version.
 
         Raises:
             FxlibError: the database cannot be used, or its tables are of another version of the service.
@@ -64,7 +64,7 @@ class SqlJobStore(JobStore):
         """Return an engine for a database URL; `sqlite:///FILE` gets write-ahead logging and synced commits.
 
         Raises:
-            FxlibError: the URL is not valid, or names a driver that is not installed.
+            FxlibError: the URL is not valid or names a driver that is not installed.
         """
         try:
             engine = sa.create_engine(self._parsed(url))
@@ -92,13 +92,13 @@ class SqlJobStore(JobStore):
             yield db
 
     def _alone(self, db: sa.Connection | Direct, what: str) -> None:
-        """Keep others who write `what` out until the transaction ends; of one process's writers, there is only one."""
+        """Keep other writers of `what` out until the transaction ends; within one process, there is only one writer."""
 
     def _announce(self, db: sa.Connection | Direct, transition: Transition) -> None:
-        """Tell other services what became of a job once the transaction ends; here there are none."""
+        """Notify other services of a job's change when the transaction ends; here there are none."""
 
     def _lease(self, db: sa.Connection, job_id: str, lease_s: float) -> None:
-        """Store when a lease ends; here it is kept in memory."""
+        """Store the end of a lease; here it is kept in memory."""
 
     def _prepare(self) -> None:
         try:
@@ -106,20 +106,20 @@ class SqlJobStore(JobStore):
                 self._alone(db, "schema")
                 migrations.prepare(db)
         except BaseException:
-            self.close()  # the caller gets no store that it could close
+            self.close()  # the caller gets no store to close
             raise
 
     @override
     def enter(self, new: Sequence[NewJob]) -> Sequence[Job | None]:
         ids = dict[int, str | None]()
         with storage_faults.translated(), self._direct.transaction() as db:
-            # By namespace, so that two services never wait for each other's locks in a circle.
+            # Sorted by namespace, so that two services never wait for each other's locks in a circle.
             for index in sorted(range(len(new)), key=lambda index: new[index].transition.job.namespace):
                 ids[index] = self._enter(db, new[index])
         return [self._entered(each, ids[index]) for index, each in enumerate(new)]
 
     def _enter(self, db: Direct, new: NewJob) -> str | None:
-        """Store a job and return its id, or that of the one that has its request id; None if the queue is full."""
+        """Store a job and return its id, or the id of the job with the same request id; None if the queue is full."""
         job = new.transition.job
         self._alone(db, f"namespace {job.namespace}")
         if known := db.execute(_KNOWN, {"namespace": job.namespace, "request_id": job.request_id}).fetchone():
@@ -138,7 +138,7 @@ class SqlJobStore(JobStore):
     def _entered(self, new: NewJob, job_id: str | None) -> Job | None:
         if job_id is None or job_id == new.transition.job.id:
             return None if job_id is None else new.transition.job
-        return self.get(job_id) or self.enter([new])[0]  # it may just have been deleted, having ended long ago
+        return self.get(job_id) or self.enter([new])[0]  # a job that ended long ago may just have been deleted
 
     @override
     def update(self, job_id: str, decide: Callable[[Job], Transition]) -> Transition | None:
@@ -224,7 +224,7 @@ class SqlJobStore(JobStore):
         with self._writing() as db:
             self._alone(db, "history")
             ids = db.execute(old.limit(limit)).scalars().all()
-            db.execute(_JOBS.delete().where(_JOBS.c.id.in_(ids)))  # labels, payloads and events go with them
+            db.execute(_JOBS.delete().where(_JOBS.c.id.in_(ids)))  # this also deletes labels, payloads and events
         return len(ids)
 
     @override
@@ -376,7 +376,7 @@ _ANSWERED = (
     .order_by(_JOBS.c.finished_at.desc())
 )
 
-# The statements that every request needs are composed once: to compose one takes longer than to run it.
+# The statements that every request needs are composed once, since composing takes longer than running.
 _REUSABLE = _ANSWERED.where(
     _JOBS.c.cache_key == sa.bindparam("cache_key"),
     _JOBS.c.reusable.is_(True),
@@ -426,7 +426,7 @@ _CLAIMABLE = sa.select(_JOBS.c.id).where(_JOBS.c.id == sa.bindparam("job_id"), _
 
 
 def _heads_query() -> sa.Select[int, str, str, str, int, float | None]:
-    """The oldest claimable job of each namespace and place where it may run, and what the namespace had of late."""
+    """Return the query for `heads`: oldest claimable jobs, with each namespace's running jobs and last claim."""
     oldest = (
         sa.select(sa.func.min(_JOBS.c.number))
         .where(_MAY_BE_CLAIMED, _JOBS.c.torch_version == sa.bindparam("torch_version"))
@@ -471,7 +471,7 @@ def _all(db: sa.Connection, query: sa.Select[*tuple[object, ...]]) -> list[Job]:
 
 
 def _configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    # Transactions are begun by `_begin_sqlite`, not by Python's driver, which begins them only at the first write.
+    # `_begin_sqlite` begins transactions, not Python's driver, which begins them only at the first write.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in _PRAGMAS:
@@ -481,5 +481,5 @@ def _configure_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> No
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     read_only = connection.get_execution_options().get("read_only", False)
-    # A writer takes its lock at once: one that reads first and locks later can fail on another's write.
+    # A writer takes its lock at once: one that reads first and locks later can fail because of another's write.
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

@@ -1,8 +1,8 @@
-"""The steps from the tables of earlier services to today's, which Alembic takes in order: `versions/`, one file each.
+"""The migration steps from the tables of earlier services to the current ones, one file each in `versions/`.
 
-A step only adds, with defaults for rows that are there: services of the version before go on beside it. What it makes
-superfluous is dropped by a step of a later release. `schema` has the tables as they are after all steps, which a test
-holds against them.
+Alembic applies them in order. A step only adds, with defaults for existing rows, so that services of the previous
+version can keep running beside it. A step of a later release drops whatever has become superfluous. `schema` has the
+tables as they are after all steps, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from fxlib.errors import FxlibError
 from fxlib_service.stores import schema
 
 HEAD: Final = "0007"
-"""The last step, and so the version of the tables in `schema`."""
+"""The last step, which is the version of the tables in `schema`."""
 
 _FOLDER: Final = Path(__file__).parent
 
 
 def prepare(db: sa.Connection) -> None:
-    """Make the tables, or bring those of an earlier service up to date, within the transaction of `db`.
+    """Create the tables, or migrate those of an earlier service, within the transaction of `db`.
 
     Raises:
-        FxlibError: the tables are a later service's, or lack what every service writes into them.
+        FxlibError: the tables belong to a later service, or lack the row that every service writes.
     """
     if not sa.inspect(db).has_table(schema.about.name):
         schema.metadata.create_all(db)
@@ -38,7 +38,7 @@ def prepare(db: sa.Connection) -> None:
 
 
 def _check_about(db: sa.Connection) -> None:
-    """Refuse a database whose one row of `fxlib_about` was deleted: leases would never expire there."""
+    """Refuse a database in which the only row of `fxlib_about` was deleted, since leases would never expire there."""
     count = db.execute(sa.select(sa.func.count()).select_from(schema.about)).scalar_one()
     if count != 1:
         raise FxlibError(
@@ -49,7 +49,7 @@ def _check_about(db: sa.Connection) -> None:
 
 
 def _version(db: sa.Connection) -> str:
-    """Return the last step that was taken. Services before Alembic numbered the same steps themselves."""
+    """Return the last step that was applied. Services before Alembic numbered the same steps themselves."""
     schema.version.create(db, checkfirst=True)
     if (version := db.execute(sa.select(schema.version.c.version_num)).scalar()) is None:
         version = f"{db.execute(sa.select(schema.about.c.schema_version)).scalar_one():04}"

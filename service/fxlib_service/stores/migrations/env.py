@@ -1,4 +1,4 @@
-"""What Alembic runs to take the steps: on the connection that `migrations` hands it, in the transaction at hand."""
+"""Applies the steps when Alembic runs it, on the connection that `migrations` passes and in its transaction."""
 
 from alembic import context
 
