@@ -1,5 +1,5 @@
-"""A trial: the user's step, with the original and with each candidate, in processes of its own on Ray.
+"""A trial: it runs the user's step, with the original and with each candidate, in separate processes on Ray.
 
-The candidates are made in `fxlib_workers.rewrite`; remote functions that nobody here has are answered in `replay`, and
+`fxlib_workers.rewrite` makes the candidates, `replay` answers remote functions that no process here has, and
 `selection` decides which candidate is checked, chosen and adopted.
 """

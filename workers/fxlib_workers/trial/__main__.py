@@ -1,8 +1,8 @@
-"""The process that drives trials: it leaves the host's network, and then starts Ray (`drive`).
+"""The process that drives trials: it leaves the host's network and then starts Ray (`drive`).
 
-Ray listens on all interfaces, whatever address it is given. A Ray of the worker's own is therefore started where there
-is no interface but loopback: in a network of its own, which no other process of the host is in. Where the processes of
-a trial are to meet on an interface of the host's, they join the host's network again, one by one.
+Ray listens on all interfaces, whatever address it is given. The worker's own Ray is therefore started where loopback is
+the only interface: in a network of its own, which no other process of the host is in. If the processes of a trial
+communicate over an interface of the host, each of them joins the host's network again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def main() -> int:
             if settings.interface != LOOPBACK:
                 network = keep_network()
             leave_network()
-        except ContainmentError as error:  # a worker of which `isolated` is required was refused before
+        except ContainmentError as error:  # a worker that requires `isolated` was refused before
             network = HOST_NETWORK
             _LOG.warning("Ray listens on all interfaces of the host", why=error)
-    # Here, since a process that has started threads cannot leave its network.
+    # Imported here, since a process that has started threads cannot leave its network.
     from fxlib_workers.trial.drive import drive
 
     return drive(settings, channel, network)

@@ -31,12 +31,12 @@ class ActorConfig:
         name: the process's name in `torch.distributed.rpc`.
         rank: its rank: servers come first, then trainers.
         world_size: the number of processes.
-        interface: the network interface over which they speak to each other.
-        allowed_modules: the modules whose functions and classes the operator allowed.
-        memory_bytes: the memory that it may allocate on top of what the libraries take.
+        interface: the network interface over which the processes communicate.
+        allowed_modules: the modules whose functions and classes the operator allows.
+        memory_bytes: the memory that it may allocate in addition to that of the libraries.
         file_bytes: the size of the largest file that it may write.
-        threads: the threads of torch's operators.
-        concurrent_calls: the threads that answer calls.
+        threads: the number of threads of torch's operators.
+        concurrent_calls: the number of threads that answer calls.
     """
 
     name: str
@@ -80,9 +80,9 @@ class TrialActor:
         return StoreAddress(host, port)
 
     def join(self, address: StoreAddress) -> None:
-        """Join the other processes, over TCP alone (shared memory would measure no network), and set the limits."""
+        """Join the other processes over TCP only, since shared memory would bypass the network, and set the limits."""
         config = self._config
-        # RPC itself goes by TensorPipe, and what its processes agree on at their start and end by Gloo.
+        # RPC itself uses TensorPipe; its processes synchronize at their start and end by Gloo.
         os.environ["TP_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = config.interface
         self._store_address = address
 
@@ -115,7 +115,7 @@ class ServerActor(TrialActor):
 
     @returns_exceptions
     def serve(self, server: Server, optimizer: Optimizer, seed: int) -> None:
-        """Set the server's state up."""
+        """Set up the server's state."""
         servers.serve(server, optimizer, seed)
 
     def not_served(self, names: list[str]) -> list[str]:
@@ -127,7 +127,7 @@ class ServerActor(TrialActor):
         return servers.not_made(rrefs)
 
     def replay(self, plan: ReplayPlan) -> None:
-        """Answer by the plan what no process of the trial can run."""
+        """Answer calls that no process of the trial can run, according to the plan."""
         replay_server.start(plan, self._config.name)
 
 

@@ -1,4 +1,4 @@
-"""Tensors on memory of another alignment, which shows what the last bits of a step depend on.
+"""Moves tensors to memory of another alignment, which shows how the last bits of a step depend on it.
 
 Some kernels begin a vector loop at the first aligned element, so that the order of a sum depends on where memory begins
  (MKL on processors for which it has no code path of its own, unless MKL_CBWR is set).
@@ -18,9 +18,9 @@ _SHIFT_BYTES: Final = 16
 
 @contextmanager
 def realigned(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Run a block with these tensors on memory of another alignment, and move them back with what was written.
+    """Run a block with these tensors in memory of another alignment, and move them back with all writes.
 
-    Tensors that share memory still do. Those that are not dense, or not on a CPU, are left alone.
+    Tensors that share memory still do. Tensors that are not dense, or not on a CPU, are left alone.
     """
     movable = {id(each): each for each in tensors if each.layout == torch.strided and each.device.type == "cpu"}
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in movable.values()}

@@ -1,6 +1,6 @@
-"""What a process of a trial runs, forked by its host's fork server: it makes a trainer or a server, and answers calls.
+"""The main loop of a trial's process, which a fork server forks: it makes a trainer or a server, and answers calls.
 
-The calls come from the driver, and are pickled. The answers are data (see `answers`), since a graph runs in here.
+The calls come pickled from the driver. The answers are plain data (see `answers`), since a graph runs in here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 import socket
 from typing import IO, Any, Final
 
-import torch._dynamo  # noqa: F401 - the first optimizer would import it, in each process anew
+import torch._dynamo  # noqa: F401 - otherwise the first optimizer would import it in each process
 
 from fxlib_workers.process import linux
 from fxlib_workers.process.containment import Containment, ContainmentError, contain
@@ -24,13 +24,13 @@ _ROLES: Final = {"server": ServerActor, "trainer": Trainer}
 
 
 def main(connection: socket.socket, policy: Containment) -> None:
-    """Answer calls from a contained process, until the host closes the connection."""
+    """Contain this process, and answer calls until the host closes the connection."""
     try:
         contain(policy)
     except ContainmentError as error:
         connection.sendall(framed(write_failure(f"a process could not be contained: {error}")))
         return
-    linux.end_with_parent(signal.SIGKILL)  # anew, since it was another parent, or another user
+    linux.end_with_parent(signal.SIGKILL)  # again, since the parent or the user has changed
     calls = connection.makefile("rb")
     process: Any = None
     while (call := _receive(calls)) is not None:
@@ -42,13 +42,13 @@ def main(connection: socket.socket, policy: Containment) -> None:
             else:
                 answer = getattr(process, method)(*args)
             message = write_answer(method, answer)
-        except Exception as error:  # noqa: BLE001 - the driver is told, and ends the trial
+        except Exception as error:  # noqa: BLE001 - the driver is told and ends the trial
             message = write_failure(shorten(f"{type(error).__name__}: {error}"))
         connection.sendall(framed(message))
 
 
 def _receive(calls: IO[bytes]) -> bytes | None:
-    """Return the next call; None if the host has closed the connection."""
+    """Return the next call, or None if the host has closed the connection."""
     header = calls.read(HEADER.size)
     if len(header) < HEADER.size:
         return None

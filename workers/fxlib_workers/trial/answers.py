@@ -1,7 +1,7 @@
-"""The answers of a trial's processes, as JSON: a process in which a graph has run is not believed, and never unpickled.
+"""The answers of a trial's processes, as JSON. A process in which a graph has run is not trusted, and never unpickled.
 
-Each method has a form of its own, in which its answer is written by the process and read by the driver. Whatever does
-not have that form (another type, a figure that is not finite, a text too long) is malformed, and ends the trial.
+Each method has its own form, in which the process writes its answer and the driver reads it. An answer without that
+form (another type, a figure that is not finite, a text that is too long) is malformed and ends the trial.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fxlib_workers.trial.objects import Requirements
 T = TypeVar("T")
 
 _LONGEST_TEXT: Final = 100_000
-"""The longest text in an answer, in characters: names of tensors, functions and servers."""
+"""The length of the longest text in an answer, in characters, such as names of tensors, functions and servers."""
 
 _HIGHEST_PORT: Final = 65_535
 
 
 class MalformedAnswerError(Exception):
-    """A process answered something that no process of ours writes."""
+    """A process gave an answer that our own code never writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Form:
     """The form of a method's answer.
 
     Attributes:
-        write: a function that makes JSON's own types of an answer.
-        read: a function that checks them, and makes the answer of them again.
+        write: a function that converts an answer to JSON's own types.
+        read: a function that checks these and converts them back.
     """
 
     write: Callable[[Any], object]
@@ -53,9 +53,9 @@ class Form:
 
 
 def write_answer(method: str, answer: object) -> bytes:
-    """Return the message for what a method returned, which may be a `Raised`.
+    """Return the message for a method's result, which may be a `Raised`.
 
-    An answer that cannot be written is a `Raised` that says why.
+    An answer that cannot be written becomes a `Raised` that says why.
     """
     if not isinstance(answer, Raised):
         try:
@@ -75,11 +75,11 @@ def read_answer(method: str, message: bytes) -> object:
     """Return a method's answer, which may be a `Raised`.
 
     Raises:
-        MalformedAnswerError: the message is none, or has not the form of the method's answers.
+        MalformedAnswerError: the message is not valid, or does not have the form of the method's answers.
         ProcessFailureError: the process's own code raised.
     """
     try:
-        found = json.loads(message.decode())  # bytes may be of any encoding that json guesses
+        found = json.loads(message.decode())  # json would guess the encoding of bytes
     except (ValueError, RecursionError) as error:
         raise MalformedAnswerError(f"it is not JSON: {type(error).__name__}") from error
     if not isinstance(found, dict) or len(found) != 1:
@@ -97,7 +97,7 @@ def read_answer(method: str, message: bytes) -> object:
 
 
 class ProcessFailureError(Exception):
-    """The code of a process of a trial, and not the user's, raised."""
+    """The code of a trial's process itself, and not the user's, raised."""
 
 
 def _nothing(value: object) -> None:
@@ -114,7 +114,7 @@ def _flag(value: object) -> bool:
 def _text(value: object) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
         raise MalformedAnswerError(f"a text is none, or longer than {_LONGEST_TEXT} characters")
-    return value.encode(errors="replace").decode()  # JSON holds halves of characters, which nothing else takes
+    return value.encode(errors="replace").decode()  # JSON may hold lone surrogates, which nothing else accepts
 
 
 def _number(value: object) -> float:
@@ -135,7 +135,7 @@ def _amount(value: object) -> float:
 
 
 def _duration(value: object) -> float:
-    """Read seconds of which there are some."""
+    """Read a positive number of seconds."""
     if (found := _amount(value)) == 0.0:
         raise MalformedAnswerError("steps took no time")
     return found
@@ -183,7 +183,7 @@ _SIZES: Final = _by_name(lambda value: tuple(_each(_count)(value)))
 def _bytes(value: object) -> bytes:
     try:
         return base64.b64decode(value if isinstance(value, str) else "?", validate=True)
-    except ValueError as error:  # binascii.Error is one; characters beyond ASCII are another
+    except ValueError as error:  # binascii.Error is one; characters beyond ASCII raise another
         raise MalformedAnswerError("bytes are not in base64") from error
 
 
@@ -200,7 +200,7 @@ def _read_contract(value: object) -> Contract:
 
 def _write_profile(profile: Profile) -> str:
     message = profile_to_proto(profile)
-    profile_from_proto(message)  # one that exceeds what may be read is told by the process that measured it
+    profile_from_proto(message)  # the measuring process reports a profile that exceeds the limits
     return base64.b64encode(message.SerializeToString()).decode()
 
 
@@ -261,7 +261,7 @@ def _read_span(value: object) -> Span:
 
 
 def _start(value: object) -> float:
-    """Read a moment of a step: a call that was issued in the step before may begin before it."""
+    """Read a time within a step; a call that was issued in the previous step may begin before this one."""
     if not math.isfinite(found := _number(value)):
         raise MalformedAnswerError("a moment is not finite")
     return found
@@ -320,4 +320,4 @@ FORMS: Final[Mapping[str, Form]] = {
     "run_delay_share": Form(float, _amount),
     "timelines": Form(_write_timelines, _each(_read_timeline, least=1)),
 }
-"""The form of each method's answer, by the method's name; "make" is the making of the process's object."""
+"""The form of each method's answer, by the method's name; "make" stands for the making of the process's object."""

@@ -1,6 +1,6 @@
-"""What the nodes of an operator's Ray cluster allow a contained process: `python -m fxlib_workers.trial.cluster_nodes`.
+"""`python -m fxlib_workers.trial.cluster_nodes`: find out what containment the nodes of a Ray cluster allow.
 
-It runs in a process of its own, since it connects to Ray, which the worker's own process never does.
+It runs in a separate process, since it connects to the operator's Ray, which the worker's own process never does.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fxlib_workers.process.exceptions import shorten
 from fxlib_workers.process.probe import Available, available
 
 _NODE_S: Final = 60.0
-"""The time in which each node is to have answered."""
+"""The time in seconds in which each node has to answer."""
 
 _ALL_S: Final = 120.0
 _REACH_S: Final = 5.0
-"""The time in which the cluster's head is to have taken a connection."""
+"""The time in seconds in which the cluster's head has to accept a connection."""
 
 _SILENT: Final = "filter"
 _HOST_AND_PORT: Final = re.compile(r"(?:ray://)?\[?([^\[\]]+?)\]?:(\d+)")
 _TRIES: Final = {"RAY_NUM_REDIS_GET_RETRIES": "3"}
-"""Ray's own option: how often it asks a head that refuses it, once a second."""
+"""Ray's own option for the number of attempts, one a second, to reach a head that refuses it."""
 
 _OTHER_TOKEN: Final = re.compile(r"InvalidAuthToken|Unauthenticated|AuthenticationError")
 _VERSIONS: Final = r".*?(Ray: \S+\s+Python: \S+)"
@@ -38,11 +38,11 @@ _NO_NODE_HERE: Final = re.compile(r"No node info found|none of these match this 
 
 
 def allowed_on_nodes(address: str) -> Mapping[str, Available]:
-    """Return what each node of the cluster at an address allows, by what the node is called.
+    """Return what each node of the cluster at an address allows, by the node's name.
 
     Raises:
-        OptionError: the worker cannot connect to the cluster; says whether nothing answers there, it wants another
-            token, it runs another version of Ray or Python, or has no node on this host.
+        OptionError: the worker cannot connect to the cluster. The error says whether nothing answers there, or the
+            cluster expects another token, runs another version of Ray or Python, or has no node on this host.
     """
     _reach(address)
     try:
@@ -74,7 +74,7 @@ def allowed_on_nodes(address: str) -> Mapping[str, Available]:
 
 
 def _reach(address: str) -> None:
-    """Open a connection to the head, and close it: Ray itself takes minutes to find that nobody is there."""
+    """Open a connection to the head and close it, since Ray itself takes minutes to find that nobody is there."""
     if (found := _HOST_AND_PORT.fullmatch(address)) is None:
         return
     try:
@@ -89,7 +89,7 @@ def _reach(address: str) -> None:
 
 
 def _explain(address: str, said: str) -> OptionError:
-    """Return the error that tells why the process could not connect, by what it has said."""
+    """Return the error that explains, from the process's output, why it could not connect."""
     if found := _OTHER_VERSION.search(said):
         theirs, ours = (" ".join(each.replace(":", "").split()).replace(" P", ", P") for each in found.groups())
         message = f"the cluster at {address} runs {theirs}, and this worker {ours}"

@@ -1,4 +1,4 @@
-"""The processes of one trial: they are placed by Ray, joined, called under a time limit, and ended."""
+"""The processes of one trial, which are placed by Ray, joined, called under a time limit, and ended."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from fxlib_workers.trial.serving import Serving, concurrent_calls, with_undescri
 from fxlib_workers.trial.trainer import EncodedProgram
 
 _POLL_S: Final = 0.2
-"""The interval at which a waiting driver looks whether it was interrupted."""
+"""The interval in seconds at which a waiting driver checks whether it was interrupted."""
 
 _AFTERMATH_S: Final = 2.0
-"""The time after an exception within which the death of another process may be its cause."""
+"""The time in seconds after an exception within which the death of another process may be its cause."""
 
 _STEPS_TO_SETTLE: Final = 2
-"""The steps after which `DistributedDataParallel` has its buckets in their final order."""
+"""The number of steps after which `DistributedDataParallel` has its buckets in their final order."""
 
 _SHARED_BYTES: Final = 1 << 20
-"""The length from which on a call to several processes is kept in Ray's object store, and not sent once for each."""
+"""Size in bytes from which a call to several processes goes through Ray's object store instead of once to each."""
 
 _END_S: Final = 10.0
-"""The time in which a host kills processes, after which it is killed itself."""
+"""The time in seconds that a host has to kill processes, after which it is killed itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class Process:
 
 
 class ClusterRun:
-    """Trainers and parameter servers, each in a process of its own. They end with the context.
+    """Trainers and parameter servers, each in its own process. They end with the context.
 
     Args:
         nodes: the nodes of Ray on which they run.
         workload: the servers, and the number of trainers.
         program: the program that the trainers run first.
-        interrupted: a function that returns whether the trial is to end at once.
-        profile: the profile from which remote functions that no process has are replayed; None if there are none.
+        interrupted: a function that returns whether the trial has to end at once.
+        profile: the profile from which remote functions that no process has are replayed; None if there is none.
 
     Attributes:
         servers: the parameter servers.
@@ -125,7 +125,7 @@ class ClusterRun:
         self.close()
 
     def close(self) -> None:
-        """Kill the processes, and release their placement group."""
+        """Kill the processes and release their placement group."""
         ending = {
             node: processes[0].host.end.remote([each.key for each in processes])
             for node, processes in self._by_node().items()
@@ -137,7 +137,7 @@ class ClusterRun:
         remove_placement_group(self._group)
 
     def prepare(self) -> None:
-        """Load the original into the trainers, and check that the servers can serve it.
+        """Load the original into the trainers and check that the servers can serve it.
 
         Raises:
             TrialError: OPAQUE_CODE, NO_SERVER, COLLECTIVES, or ORIGINAL_FAILS if it cannot be built.
@@ -156,19 +156,19 @@ class ClusterRun:
         self._reduces = bool(required[0].groups.reducing)
 
     def settle_buckets(self, timeout_s: float) -> None:
-        """Run steps until `DistributedDataParallel` has ordered its buckets, on which the order of its sums depends.
+        """Run steps until `DistributedDataParallel` has ordered its buckets, which determine the order of its sums.
 
         Raises:
-            CandidateError, TrialError, InterruptedTrialError: as `ask_of` does.
+            CandidateError, TrialError, InterruptedTrialError: as for `ask_of`.
         """
         if self._reduces:
             self.ask_of(ORIGINAL, self.trainers, "block", _STEPS_TO_SETTLE, timeout_s=_STEPS_TO_SETTLE * timeout_s)
 
     def switch_program(self, workload: Workload, program: EncodedProgram, profile: Profile | None) -> None:
-        """Have the trainers run another program from now on, on the same servers; `prepare` is to be called again.
+        """Switch the trainers to another program on the same servers; `prepare` has to be called again.
 
         Raises:
-            TrialError: NO_SERVER, where its profile has servers that this trial has not.
+            TrialError: NO_SERVER if its profile has servers that this trial lacks.
         """
         joined, _, undescribed = with_undescribed_servers(workload, program, profile)
         if unknown := sorted({each.name for each in joined.servers} - {each.name for each in self._workload.servers}):
@@ -182,7 +182,7 @@ class ClusterRun:
 
     @property
     def step_trainers(self) -> Sequence[Process]:
-        """The trainers that a step needs: the first one, or all of them where the step has collectives."""
+        """The trainers that a step needs: the first one, or all of them if the step has collectives."""
         return self.trainers if self._collective else self.trainers[:1]
 
     def reset(self, timeout_s: float) -> None:
@@ -195,17 +195,17 @@ class ClusterRun:
             self.ask([trainer], "reset", timeout_s=timeout_s, blame=Reason.ORIGINAL_FAILS)
 
     def load_candidate(self, candidate: str, graph: bytes, values: Mapping[str, bytes], pipeline: int = 0) -> None:
-        """Load a candidate into the trainers, and check that the servers can serve it.
+        """Load a candidate into the trainers and check that the servers can serve it.
 
         Args:
             candidate: its name.
             graph: the graph, serialized.
-            values: the tensors that it holds besides the original's, by SHA-256.
-            pipeline: the depth of the pipeline under which it runs; 0: under none.
+            values: the tensors that it holds in addition to the original's, by SHA-256.
+            pipeline: the depth of the pipeline under which it runs; 0 for none.
 
         Raises:
-            CandidateError: it cannot be built, or it needs something that no server has.
-            LostCandidateError: a process died or hung meanwhile.
+            CandidateError: it cannot be built, or needs something that no server has.
+            LostCandidateError: a process died or hung in the meantime.
             TrialError, InterruptedTrialError: as `ask` does.
         """
         limit_s = self._settings.start_timeout_s
@@ -214,10 +214,10 @@ class ClusterRun:
             self._serving.check(self.servers, required[0])
 
     def ask_of(self, arm: Arm, processes: Sequence[Process], method: str, *args: object, timeout_s: float) -> list[Any]:
-        """Call a method of several processes for an arm, which is its first argument and to blame for an exception.
+        """Call a method of several processes for an arm, which is the first argument, and at fault for an exception.
 
         Raises:
-            CandidateError: a candidate raised, and the processes can go on.
+            CandidateError: a candidate raised, and the processes can continue.
             LostCandidateError: a process died or hung while a candidate ran.
             TrialError, InterruptedTrialError: as `ask` does.
         """
@@ -295,7 +295,7 @@ class ClusterRun:
     def _fork(self) -> None:
         limit_s = self._settings.start_timeout_s
         deadline = time.monotonic() + limit_s
-        # On loopback a trial has a network of its own; its processes on several hosts meet on the hosts' own.
+        # On loopback, a trial has a network of its own; processes on several hosts communicate over the hosts' network.
         network = self._trial if self._settings.interface == LOOPBACK else ""
         memory_bytes = self._settings.host_memory_bytes
         pending = {
@@ -337,7 +337,7 @@ class ClusterRun:
         what: str = MAKE,
         blame: Reason = Reason.TRIAL_DIED,
     ) -> list[Any]:
-        """Send each process a call of one method, and return their answers in the same order."""
+        """Send each process a call of one method and return the answers in the same order."""
         pending = {process.host.ask.remote(process.key, call): process for process, call in calls}
         found = self._await(pending, method, what, timeout_s)
         answers = [found[process.key] for process, _ in calls]
@@ -372,7 +372,7 @@ class ClusterRun:
             raise TrialError(Reason.TRIAL_HUNG, _timeout_detail(what, timeout_s))
 
     def _answer(self, call: Any, process: Process, method: str) -> object:
-        """Return what a process answered to a call that is over."""
+        """Return a process's answer to a finished call."""
         try:
             message = ray.get(call)
         except RayError as error:
@@ -399,7 +399,7 @@ class ClusterRun:
         return TrialError(blame, raised.text, survived=not raised.stranded)
 
     def _death(self, end: Any, process: Process) -> TrialError:
-        """Return an error that says which process died, and why."""
+        """Return an error that says which process died and why."""
         if error := self._out_of_memory():
             return error
         who = f"server {process.name!r}" if process in self.servers else f"trainer {process.name!r}"
@@ -413,14 +413,15 @@ class ClusterRun:
         return TrialError(Reason.TRIAL_DIED, f"{who} ended: {end.how if isinstance(end, Ended) else _in_words(end)}")
 
     def _out_of_memory(self) -> TrialError | None:
-        """Return an error if the processes of the trial wanted more memory together than there is on a host for them.
+        """Return an error if the trial's processes together wanted more memory than a host has for them.
 
-        Whose end is seen first says nothing then: the kernel chooses, and the others fail for want of it.
+        In that case it means nothing which process is seen to end first: the kernel chooses one, and the others fail
+        without it.
         """
         asked = [processes[0].host.ran_out.remote(processes[0].key) for processes in self._by_node().values()]
         told, _ = ray.wait(asked, num_returns=len(asked), timeout=_AFTERMATH_S)
         for each in told:
-            with suppress(RayError):  # of a node that is gone, nothing is known
+            with suppress(RayError):  # nothing is known of a node that is gone
                 if why := ray.get(each):
                     return TrialError(Reason.OUT_OF_MEMORY, why)
         return None
@@ -449,7 +450,7 @@ def _timeout_detail(what: str, timeout_s: float) -> str:
 
 @contextmanager
 def _blame_candidate(arm: Arm) -> Iterator[None]:
-    """Turn an error of a candidate's own into a `CandidateError`, or a `LostCandidateError` if no process can go on."""
+    """Turn a candidate's own error into a `CandidateError`, or a `LostCandidateError` if no process can continue."""
     try:
         yield
     except TrialError as error:

@@ -1,4 +1,4 @@
-"""Which parts of a candidate a backend makes faster: each is timed compiled and as it is, on what it is called with."""
+"""Finds the parts of a candidate that a backend makes faster, by timing each compiled and uncompiled on its inputs."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Forward = Callable[..., Any]
 
 _ROUNDS: Final = 9
 _MOST_S: Final = 3.0
-"""No further round of a part begins after so long, but for the third."""
+"""Seconds after which no further round of a part begins, except for the third."""
 _LEAST_ROUNDS: Final = 3
 
 
 def time_parts(module: GraphModule, step: Callable[[], object], *, limit_s: float) -> list[CompiledPart]:
-    """Run a step, which has the parts compiled, and another one, in which each part is timed.
+    """Run one step, in which the parts are compiled, and another one, in which each part is timed.
 
-    A part that could not be compiled in time, or is no faster for it, is told as one that stays as it is.
+    A part that could not be compiled in time, or is no faster compiled, is reported as staying uncompiled.
 
     Raises:
-        TimeoutError: the first step went beyond its time limit elsewhere than in a compiler.
+        TimeoutError: the first step exceeded its time limit outside of a compiler.
     """
     if isinstance(module, CapturedModule):
         module._fxlib.lowered.of(module)
     parts = _parts_of(module)
     for part in parts:
-        part.limit_s = math.inf  # it is interrupted here, so that no compiler goes on while others are measured
+        part.limit_s = math.inf  # it is interrupted here, so that no compiler keeps running while others are measured
     with _interrupted_after(limit_s, module):
         step()
     taken: dict[Part, tuple[float, float]] = {}
@@ -56,9 +56,9 @@ def time_parts(module: GraphModule, step: Callable[[], object], *, limit_s: floa
 
 @contextmanager
 def _interrupted_after(limit_s: float, module: GraphModule) -> Iterator[None]:
-    """Raise in a compiler that runs for longer, and leave all parts as they are that are not compiled by then.
+    """Raise in a compiler that runs for longer, and leave all parts uncompiled that are not done by then.
 
-    A compiler that does not come back to Python is left to the trial's own limits.
+    A compiler that does not return to Python is left to the trial's own limits.
     """
 
     def interrupt(_: int, __: object) -> None:
@@ -77,7 +77,7 @@ def _interrupted_after(limit_s: float, module: GraphModule) -> Iterator[None]:
 
 
 def leave_parts(module: GraphModule, first: Collection[str]) -> None:
-    """Have parts run as they are, given the names of their first nodes."""
+    """Run parts uncompiled, given the names of their first nodes."""
     for part in _parts_of(module):
         if part.first in first:
             part.leave()
@@ -115,9 +115,9 @@ def _told(part: Part, taken_s: tuple[float, float] | None) -> CompiledPart:
 def _time(
     taken: dict[Part, tuple[float, float]], part: Part, compiled: Forward, module: nn.Module, values: tuple[Any, ...]
 ) -> None:
-    """Time rounds of both, in random order, and note the medians. No backward goes beyond the part.
+    """Time rounds of both in random order, and record the medians. No backward goes beyond the part.
 
-    A part may use a weight that is used before it, too, and it is called with what was computed from that.
+    A part may use a weight that is also used before it, and be called with values computed from that weight.
     """
     values = tuple(_cut_off(each) for each in values)
     arms: list[tuple[Forward, list[float]]] = [(module.forward, []), (compiled, [])]
@@ -132,12 +132,12 @@ def _time(
 
 
 def _cut_off(value: Any) -> Any:
-    """Return a tensor as if nothing had computed it."""
+    """Return a tensor detached from its computation."""
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
 
 
 def _seconds(run: Forward, module: nn.Module, values: tuple[Any, ...]) -> float:
-    """Return what a forward takes, and a backward where gradients are recorded, which adds nothing up anywhere."""
+    """Return the seconds of a forward, and of a backward if gradients are recorded, without accumulating gradients."""
     start = time.perf_counter()
     results = [each for each in run(*values) if each.requires_grad]
     if results:

@@ -1,4 +1,4 @@
-"""Digests of the bits of tensors, and of the containers that hold them: equal digests mean equal bits.
+"""Digests of the bits of tensors and of the containers that hold them. Equal digests mean equal bits.
 
 A snapshot of all tensors of a module can be restored bit for bit.
 """
@@ -19,7 +19,7 @@ from fxlib.utils.compare import same_bits
 
 
 def digest(value: object) -> str:
-    """Return the digest of a tensor's dtype, shape and bits (NaN payloads included), or of another value's text."""
+    """Return the digest of a tensor's dtype, shape and bits (including NaN payloads), or of another value's text."""
     total = hashlib.blake2b(digest_size=16)
     if isinstance(value, torch.Tensor):
         _update(total, value.detach())
@@ -29,7 +29,7 @@ def digest(value: object) -> str:
 
 
 def digest_all(values: Mapping[str, torch.Tensor]) -> str:
-    """Return one digest for named tensors, in order of their names."""
+    """Return one digest for named tensors, in the order of their names."""
     total = hashlib.blake2b(digest_size=16)
     for name in sorted(values):
         total.update(name.encode())
@@ -38,7 +38,7 @@ def digest_all(values: Mapping[str, torch.Tensor]) -> str:
 
 
 def results(prefix: str, value: object) -> dict[str, object]:
-    """Return the leaves of what a program returned, by path (`output['loss']`), and the structure of its containers."""
+    """Return the leaves of a program's result, by path (`output['loss']`), and the structure of its containers."""
     return {f"containers of {prefix}": pytree.structure(value), **dict(pytree.leaves(value, prefix))}
 
 
@@ -50,7 +50,7 @@ def tensors(value: object) -> list[torch.Tensor]:
 def _update(total: hashlib.blake2b, tensor: torch.Tensor) -> None:
     total.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}".encode())
     for part in _dense_parts(tensor):
-        plain = part  # it mostly is already, and each of these steps takes time to find that out
+        plain = part  # it usually is already, and each of these steps takes time to find that out
         if not part.is_cpu or part.is_conj() or part.is_neg() or not part.is_contiguous():
             plain = part.to("cpu").resolve_conj().resolve_neg().contiguous()
         total.update(plain.view(-1).view(torch.uint8).numpy().data)
@@ -91,7 +91,7 @@ class ModuleSnapshot:
             each.training = training
 
     def named(self) -> dict[str, torch.Tensor]:
-        """Return the module's present tensors, by name."""
+        """Return the module's current tensors, by name."""
         named: dict[str, torch.Tensor] = {f"parameter {name}": value for name, value in self._module.named_parameters()}
         named |= {f"buffer {name}": value for name, value in self._module.named_buffers()}
         for path, each in self._module.named_modules():
@@ -100,7 +100,7 @@ class ModuleSnapshot:
         return named
 
     def digest(self) -> str:
-        """Return one digest of the module's present tensors."""
+        """Return one digest of the module's current tensors."""
         return digest_all(self.named())
 
 

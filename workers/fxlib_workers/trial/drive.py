@@ -1,7 +1,7 @@
 """Drives trials: connected to Ray once, it runs one trial after another for its worker.
 
 It receives the folder of each job (see `exchange`), sends lines of progress, and writes `report.pb` there.
-Where a profile is wanted, it says when that is written, and goes on once the candidates are planned by it.
+If a profile is wanted, it reports when the profile is written, and continues when the candidates are planned by it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fxlib_workers.trial.run_trial import TrialRequest, run_trial
 from fxlib_workers.trial.trainer import EncodedProgram
 
 _ALIVE_S: Final = 5.0
-"""The interval of messages that say that this process is alive."""
+"""The interval in seconds of messages that say that this process is alive."""
 
 _IDLE_S: Final = 60.0
-"""The time without a trial after which the nodes of a cluster are left, so that its autoscaler may take them away."""
+"""Seconds without a trial after which the nodes of a cluster are released, so that its autoscaler may remove them."""
 
 
 def drive(settings: TrialSettings, channel: Channel, network: Network = HOST_NETWORK) -> int:
@@ -43,12 +43,12 @@ def drive(settings: TrialSettings, channel: Channel, network: Network = HOST_NET
 
     Args:
         settings: where trials run.
-        channel: over which the worker asks for them.
-        network: the host's network, as processes of trials find it that are to be on it.
+        channel: the channel over which the worker asks for them.
+        network: the host's network, for processes of trials that have to join it.
     """
     try:
         with connected(settings, Path(os.environ.pop(FOLDER)), network) as nodes:
-            if not settings.ray_address:  # the nodes of a cluster are many, and no trial may come there
+            if not settings.ray_address:  # a cluster has many nodes, and there may be no trial on them
                 nodes.warm_up()
             channel.send(ready=True)
             while True:
@@ -96,7 +96,7 @@ def _run(job: JobFolder, nodes: Nodes, channel: Channel, *, profile: Collection[
     except InterruptedTrialError:
         channel.send(interrupted=True)
         return
-    except FxlibError as error:  # a file of the job is not what it should be, though the service let it pass
+    except FxlibError as error:  # a file of the job is not valid, although the service accepted it
         channel.send(refused=shorten(str(error)))
         return
     for name, result in results.items():
@@ -112,7 +112,7 @@ def _requests(
     plan_anew: Callable[[str, JobFolder, Profile], Sequence[Candidate]],
     profile: Collection[str],
 ) -> dict[str, TrialRequest]:
-    """Return the trials of the programs whose rewrite has left something to try.
+    """Return the trials of the programs whose rewrite has produced something to try.
 
     Raises:
         FxlibError: a file of the job cannot be read.
@@ -137,6 +137,6 @@ def _requests(
 
 
 def _fewer_threads(folder: JobFolder) -> tuple[int, ...]:
-    """Return the numbers of threads that `auto` tries besides the workload's, which is the most that there may be."""
+    """Return the numbers of threads that `auto` tries in addition to the workload's, which is the maximum."""
     threads = folder.workload().threads if recipe_from_proto(folder.request().recipe) == AUTO else 1
     return tuple(dict.fromkeys(each for each in (threads // 2, 1) if 0 < each < threads))

@@ -1,4 +1,4 @@
-"""The worker's side of the process that drives trials: it starts the process once, and asks it for each trial."""
+"""The worker's side of the process that drives trials: it starts the process once and asks it for each trial."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from fxlib_workers.trial.failures import came_from_outside
 _LOG: Final = logs.Log(__name__)
 
 Check = Callable[[], None]
-"""A function that raises when the job is no longer this worker's to finish."""
+"""A function that raises when this worker may no longer finish the job."""
 
 Plans = Mapping[str, Callable[[], object]]
-"""Functions, by program, that make the candidates in its folder anew, by the profile that is there by then."""
+"""Functions, by program, that remake the candidates in the program's folder from the profile written there."""
 
 _NO_PLANS: Final[Plans] = {}
 
 _POLL_S: Final = 0.2
 _RAY_START_S: Final = 120.0
 _SILENCE_S: Final = 90.0
-"""The time without a message after which the driver counts as hung: it sends one every few seconds."""
+"""Seconds without a message after which the driver counts as hung; it sends one every few seconds."""
 
 _STOP_TIMEOUT_S: Final = 5.0
 _ATTEMPTS: Final = 3
-"""The number of times that a trial is run whose processes are killed, or whose driver fails, through others."""
+"""The number of attempts at a trial whose processes are killed from outside, or whose driver fails."""
 
 
 class DriverError(Exception):
-    """The driver's process failed, for no fault of the job's: Ray could not be started, or broke down."""
+    """The driver's process failed through no fault of the job: Ray could not be started, or broke down."""
 
 
 class RefusedJobError(FxlibError):
-    """The driver cannot read a file of the job, though the service let it pass."""
+    """The driver cannot read a file of the job, although the service accepted it."""
 
 
 class TrialDriver:
@@ -63,14 +63,14 @@ class TrialDriver:
         self._ready = False
 
     def start(self) -> None:
-        """Start the driver, unless it runs; return at once, while Ray is starting."""
+        """Start the driver unless it is running; return at once, while Ray is starting."""
         if self._driver is None:
             environment = {
                 TRIAL_SETTINGS: json.dumps(asdict(self._settings)),
                 COMPILER_CACHE: str(self._root / "torchinductor"),
             }
             if not self._settings.ray_address:
-                # Ray would choose the same, with a warning; it reads the variable when it is imported.
+                # Ray would choose the same with a warning; it reads the variable when it is imported.
                 environment["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
             self._driver = Child(
                 "fxlib_workers.trial", self._root, environment, keep_variables=("RAY_*", *self._settings.keep_variables)
@@ -89,9 +89,9 @@ class TrialDriver:
         Args:
             folder: the job's folder, which holds request, original, candidates and what the passes did.
             report_progress: the function that passes progress on.
-            check: a function that is called while the trial runs; what it raises ends the trial.
-            plans: by program ("main": the job's own step; else a variant's), what plans anew once the trial has
-                written a profile; programs that need no profile are missing.
+            check: a function that is called while the trial runs; an exception from it ends the trial.
+            plans: functions, by program ("main" for the job's own step, else a variant), that plan anew after the trial
+                has written a profile; programs that need no profile are missing.
 
         Raises:
             RefusedJobError: the job cannot be read.
@@ -152,7 +152,7 @@ class TrialDriver:
         raise DriverError(f"the driver sent no message for {silence_s:.0f} s")
 
     def _interrupt(self) -> None:
-        """Stop the trial, and end a driver that does not answer."""
+        """Stop the trial and end a driver that does not answer."""
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         try:
             self._send(stop=True)
@@ -183,7 +183,7 @@ class TrialDriver:
 
 
 def killed_from_outside(report: Report) -> bool:
-    """Whether a trial ended because a process of it was killed: by an operator, the kernel, or with its node."""
+    """Return whether a trial ended because one of its processes was killed, by whomever or with its node."""
     reports = (report, *report.variants.values())
     return any(came_from_outside(each.reason, each.explanation) for each in reports)
 

@@ -10,15 +10,15 @@ from fxlib.reasons import Reason
 from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm
 
 _KILLED: Final = re.compile(rf"\(signal ({int(signal.SIGKILL)}|{int(signal.SIGTERM)})\)|node (died|was terminated)")
-"""What the explanation of a death says that came from outside. A program's own limits and crashes end it otherwise."""
+"""The texts that explain a death caused from outside. A program's own limits and crashes end it in other ways."""
 
 
 class TrialError(Exception):
-    """The trial cannot go on, and the original is kept.
+    """The trial cannot continue, and the original is kept.
 
     Attributes:
         reason: the reason in the job's answer.
-        detail: what the reason's sentence is completed with.
+        detail: the text that completes the reason's sentence.
         survived: whether the processes of the trial can run another program.
     """
 
@@ -30,7 +30,7 @@ class TrialError(Exception):
 
 
 class CandidateError(TrialError):
-    """One candidate failed, and the trial can go on with the others.
+    """One candidate failed, and the trial can continue with the others.
 
     Attributes:
         candidate: the candidate's name.
@@ -42,7 +42,7 @@ class CandidateError(TrialError):
 
 
 class LostCandidateError(TrialError):
-    """One candidate failed, and processes of the trial with it: the others can be tried in new ones.
+    """One candidate failed and took processes of the trial with it; the others can be tried in new processes.
 
     Attributes:
         candidate: the candidate's name.
@@ -54,7 +54,7 @@ class LostCandidateError(TrialError):
 
 
 class InterruptedTrialError(Exception):
-    """The worker asked for the trial to end."""
+    """The worker asked the trial to end."""
 
 
 def failure_reason(arm: Arm) -> Reason:
@@ -63,5 +63,5 @@ def failure_reason(arm: Arm) -> Reason:
 
 
 def came_from_outside(reason: Reason | None, explanation: str) -> bool:
-    """Whether a process of the trial was killed: by an operator, the kernel, or with its node."""
+    """Return whether a process of the trial was killed: by an operator, by the kernel, or with its node."""
     return reason is Reason.TRIAL_DIED and _KILLED.search(explanation) is not None

@@ -1,11 +1,11 @@
-"""The Ray actor of a trial on one node: it has processes forked there, and passes calls and answers on.
+"""The Ray actor of a trial on one node: it gets processes forked there, and passes calls and answers on.
 
-It stays for as long as its driver, and is shared by all trials of it. No graph ever is in it, since it holds Ray's
-sockets and credentials: it imports neither torch nor fxlib, and does not look into what it passes on.
+It lives as long as its driver, whose trials share it. No graph ever enters it, since it holds Ray's sockets and
+credentials: it imports neither torch nor fxlib, and does not look into the data that it passes on.
 
-The memory of a trial on one host is bounded as a whole: by the kernel where it allows cgroups, else by a watchdog. Each
-process has a limit of its own besides, beyond which it cannot allocate (`actor`). Many processes that each stay below
-theirs could take all that the host has.
+The memory of a trial on one host is bounded as a whole: by the kernel if it allows cgroups, else by a watchdog. Each
+process also has its own limit, beyond which it cannot allocate (`actor`), but many processes that each stay below their
+limit could still use all of the host's memory.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ from fxlib_workers.process.system_calls import compile_filter
 from fxlib_workers.trial.frames import HEADER, LONGEST_ANSWER, framed
 
 _LIBRARIES_BYTES: Final = 256 << 20
-"""What the libraries take in each process, for which no graph is to blame."""
+"""Memory in bytes that the libraries use in each process, which is not counted against a graph."""
 
 _SHARE: Final = 0.75
-"""The part of a host's memory that a trial may take, unless the operator says otherwise."""
+"""The share of a host's memory that a trial may use, unless the operator says otherwise."""
 
 _POLL_S: Final = 0.25
 _TOLD_S: Final = 5.0
-"""The time in which the fork server tells how a process ended whose connection is closed."""
+"""Seconds in which the fork server reports how a process ended after its connection was closed."""
 
 
 class _TrialMemory:
-    """Bounds what processes of one trial take together on this host.
+    """Bounds the total memory that the processes of one trial use on this host.
 
-    Made within the event loop that the watchdog is to run in.
+    It is made within the event loop in which the watchdog runs.
 
     Args:
-        limit_bytes: what they may take on top of what the libraries take; 0 for three quarters of the host's memory.
+        limit_bytes: the memory that they may use in addition to that of the libraries; 0 for three quarters of the
+            host's memory.
         processes: their number.
-        policy: what they are kept from.
+        policy: the policy by which they are contained.
 
     Attributes:
-        policy: the same, with the cgroup that they join, if there is one.
+        policy: the same policy, with the cgroup that they join, if there is one.
     """
 
     def __init__(self, limit_bytes: int, processes: int, policy: Containment) -> None:
@@ -65,7 +66,7 @@ class _TrialMemory:
         self._group = self._cgroup(processes * policy.threads) if Part.MEMORY in policy.parts else None
         self.policy = replace(policy, cgroup=self._group.joins) if self._group else policy
         self._pids: list[int] = []
-        self._inherited_bytes = 0  # what each shares with the process that forked it
+        self._inherited_bytes = 0  # memory that each shares with the process that forked it
         self._over = False
         self._watchdog = None if self._group else asyncio.create_task(self._watch())
 
@@ -75,24 +76,24 @@ class _TrialMemory:
         return None
 
     def add(self, pid: int) -> None:
-        """Count a process that was just forked, and all below it."""
+        """Count a process that was just forked, and all its descendants."""
         self._pids.append(pid)
         self._inherited_bytes = max(self._inherited_bytes, _resident_bytes(pid))
 
     def ran_out(self) -> str:
-        """Return what was wanted, if it was more than there may be; "" otherwise."""
+        """Return a description of the memory that was wanted if it exceeded the limit; "" otherwise."""
         if not (self._over or (self._group is not None and self._group.ran_out())):
             return ""
         return f"its processes on one host wanted more than {self._limit_bytes} bytes together"
 
     async def close(self) -> None:
-        """Stop watching, and remove the cgroup, whose processes have ended."""
+        """Stop watching and remove the cgroup, whose processes have ended."""
         if self._watchdog is not None:
             self._watchdog.cancel()
         await asyncio.to_thread(self._open.close)
 
     async def _watch(self) -> None:
-        """End all processes once they take too much. A process that allocates fast is ahead by a moment's worth."""
+        """End all processes when they use too much memory. One that allocates fast may briefly exceed the limit."""
         while not self._over:
             await asyncio.sleep(_POLL_S)
             resident = [_resident_bytes(pid) for each in self._pids for pid in _with_descendants(each)]
@@ -105,7 +106,7 @@ class _TrialMemory:
 
 
 def _with_descendants(pid: int) -> Iterator[int]:
-    """Yield a process's id and those of all below it. Other processes are not looked at, since that takes longer."""
+    """Yield the ids of a process and its descendants. Other processes are not examined, since that takes longer."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -114,7 +115,7 @@ def _with_descendants(pid: int) -> Iterator[int]:
 
 
 def _resident_bytes(pid: int) -> int:
-    """Return the memory of a process that no file holds; 0 if it has ended."""
+    """Return the memory in bytes of a process that is not backed by a file; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -124,10 +125,10 @@ def _resident_bytes(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process that ended, in place of an answer.
+    """The end of a process, in place of an answer.
 
     Attributes:
-        how: how it ended, in words.
+        how: a description of how it ended.
     """
 
     how: str
@@ -138,8 +139,8 @@ class _Process:
     """A process of a trial.
 
     Attributes:
-        reader: what it sends.
-        writer: what is sent to it.
+        reader: the stream of its messages.
+        writer: the stream of messages to it.
         ended: its exit status, once it has ended.
     """
 
@@ -149,14 +150,14 @@ class _Process:
 
 
 class Host:
-    """Forks processes of trials on its node, and speaks to them.
+    """Forks processes of trials on its node, and communicates with them.
 
     Args:
-        keep_variables: names, or patterns of names, of environment variables that the processes see besides those that
-            libraries need.
-        modules: the modules that the operator allowed, which the processes read.
+        keep_variables: names, or patterns of names, of environment variables that the processes see in addition to
+            those that libraries need.
+        modules: the modules that the operator allows, which the processes may read.
         least: the level of containment below which no process is forked here.
-        network: the network of processes that are to be on the host's.
+        network: the network of processes that have to be on the host's.
     """
 
     def __init__(
@@ -177,23 +178,23 @@ class Host:
         self._memories: dict[_TrialMemory, set[str]] = {}
 
     async def warm_up(self) -> None:
-        """Start the fork server, unless it runs.
+        """Start the fork server unless it is running.
 
         Raises:
-            ForkError: it cannot be started, or says that it cannot serve.
+            ForkError: the fork server cannot be started, or says that it cannot serve.
         """
         async with self._forking:
             await self._running()
             await self._policy()
 
     async def fork(self, names: Mapping[str, str], network: str, memory_bytes: int = 0) -> None:
-        """Fork processes, by keys that no other process has had; the kernel gets to know them by the names.
+        """Fork processes under keys that no other process has had; the names are for the kernel.
 
-        All that name the same network share one of their own; "" stands for the host's. Together, these processes take
-        no more than `memory_bytes`, as `_TrialMemory` has it.
+        Processes that name the same network share one of their own; "" stands for the host's. Together, they use no
+        more than `memory_bytes`, as `_TrialMemory` defines it.
 
         Raises:
-            ForkError: the fork server cannot be started, or ended.
+            ForkError: the fork server cannot be started, or has ended.
         """
         async with self._forking:
             policy = await self._policy()
@@ -209,7 +210,7 @@ class Host:
                 self._processes[key] = _Process(reader, writer, asyncio.wrap_future(fork.ended))
 
     async def ask(self, key: str, call: bytes) -> bytes | Ended:
-        """Pass a call on to a process, and return its answer."""
+        """Pass a call on to a process and return its answer."""
         process = self._processes[key]
         try:
             process.writer.write(framed(call))
@@ -224,12 +225,12 @@ class Host:
             return Ended("it closed its connection")
 
     async def end_of(self, key: str) -> Ended:
-        """Return when a process has ended, and say how."""
+        """Wait until a process has ended, and return how it ended."""
         return await _end_of(self._processes[key])
 
     async def end(self, keys: Sequence[str]) -> None:
-        """Kill processes, with all that they started, and return when they are gone."""
-        async with self._forking:  # those that are being forked are to end, too
+        """Kill processes, with all processes that they started, and return when they are gone."""
+        async with self._forking:  # processes that are being forked have to end, too
             ending = {key: self._processes.pop(key) for key in keys if key in self._processes}
             if self._server is not None:
                 self._server.end(list(ending))
@@ -247,10 +248,10 @@ class Host:
         return next((memory.ran_out() for memory, keys in self._memories.items() if key in keys), "")
 
     async def _policy(self) -> Containment:
-        """Return what processes are kept from on this node: all that it allows.
+        """Return the policy for processes on this node, with all containment that it allows.
 
         Raises:
-            ForkError: that is too little.
+            ForkError: the node allows too little.
         """
         if self._contained is None:
             found = await asyncio.to_thread(available)
@@ -292,7 +293,7 @@ async def _end_of(process: _Process) -> Ended:
 
 
 def environment(keep_variables: Sequence[str], given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of processes of a trial: what libraries need, and nothing of Ray's.
+    """Return the environment of processes of a trial: the variables that libraries need, and none of Ray's.
 
     Args:
         keep_variables: names, or patterns of names, of further variables.
@@ -303,7 +304,7 @@ def environment(keep_variables: Sequence[str], given: Mapping[str, str] = os.env
     inside_ray = str(Path(ray.__file__).parent)
     path = [each for each in search_path().split(os.pathsep) if not each.startswith(inside_ray)]
     return {
-        # What Ray sets for actors that ask for less than one CPU. A trainer sets its own threads, as the workload says.
+        # Ray sets this for actors that ask for less than one CPU. A trainer sets its own threads, as the workload says.
         "OMP_NUM_THREADS": "1",
         **own,
         **SINGLE_THREADED,

@@ -1,4 +1,4 @@
-"""Ray, and the host on each of its nodes that runs the processes of trials there."""
+"""The connection to Ray, with a host actor on each node that runs the processes of trials there."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fxlib_workers.trial.host import Host
 
 _OBJECT_STORE_BYTES: Final = 256 << 20
 _SYSTEM: Final = {"prestart_worker_first_driver": False}
-"""Ray's own options: no idle process is started for each CPU, since hosts are all that runs in it."""
+"""Ray's own options. No idle process is started for each CPU, since only hosts run in it."""
 
 _UNUSED: Final = ("start_monitor", "start_log_monitor", "start_api_server")
-"""What starts processes of Ray that no trial needs: those of its autoscaler, of its logs and of its dashboard."""
+"""The functions that start processes of Ray that no trial needs: for its autoscaler, its logs and its dashboard."""
 
 _LONGEST_FOLDER: Final = 43
-"""The most bytes of the path of a Ray's folder: Linux takes 107 for a socket's path, of which Ray needs 64."""
+"""The longest path of Ray's folder, in bytes: Linux accepts 107 for the path of a socket, of which Ray needs 64."""
 
 _CALLS_AT_ONCE: Final = 4096
-"""The calls that a host passes on at the same time: two for each process, at the most."""
+"""The number of calls that a host passes on at the same time: at most two for each process."""
 
 
 class Nodes:
@@ -43,7 +43,7 @@ class Nodes:
         self._hosts: dict[str, Any] = {}
 
     def host(self, node: str) -> Any:
-        """Return the actor that hosts processes of trials on a node, which is started unless it runs."""
+        """Return the actor that hosts processes of trials on a node, starting it unless it is running."""
         if node not in self._hosts:
             options = {
                 "num_cpus": 0,
@@ -56,17 +56,17 @@ class Nodes:
         return self._hosts[node]
 
     def forget(self, node: str) -> None:
-        """Have a new host started when one is asked for next: the present one ended, or does not answer."""
+        """Forget a host that has ended or does not answer, so that the next request starts a new one."""
         if (host := self._hosts.pop(node, None)) is not None:
             ray.kill(host)
 
     def leave(self) -> None:
-        """End what runs on each node between trials: an autoscaler takes a node away only once nothing runs there."""
+        """End the hosts that run between trials, since an autoscaler removes a node only when nothing runs on it."""
         for node in list(self._hosts):
             self.forget(node)
 
     def warm_up(self) -> None:
-        """Have each node load the libraries that processes of trials need, and return at once."""
+        """Make each node load the libraries that processes of trials need; return at once."""
         for node in ray.nodes():
             if node["Alive"]:
                 self.host(node["NodeID"]).warm_up.remote()
@@ -74,12 +74,12 @@ class Nodes:
 
 @contextmanager
 def connected(settings: TrialSettings, folder: Path, network: Network = HOST_NETWORK) -> Iterator[Nodes]:
-    """Connect to Ray for a block: to the operator's cluster, or to a Ray on this host.
+    """Connect to Ray for the duration of a block: to the operator's cluster, or to a Ray on this host.
 
     Args:
         settings: the operator's settings.
-        folder: where a Ray on this host keeps its files.
-        network: the host's network, as processes of trials find it that are to be on it.
+        folder: the folder in which a Ray on this host keeps its files.
+        network: the host's network, for processes of trials that have to join it.
 
     Raises:
         ConnectionError, RuntimeError: there is no Ray at the address, or it cannot be started.
@@ -114,9 +114,9 @@ def connected(settings: TrialSettings, folder: Path, network: Network = HOST_NET
 
 @contextmanager
 def _lean() -> Iterator[None]:
-    """Have a Ray that is started in a block leave out what is not used: half of the processor time of a start.
+    """Make a Ray that starts within a block leave out unused parts, which are half of the processor time of a start.
 
-    No option of `ray.init` does. A version of Ray in which these functions have other names starts all of it.
+    No option of `ray.init` does this. A version of Ray in which these functions have other names starts everything.
     """
     try:
         from ray._private.node import Node

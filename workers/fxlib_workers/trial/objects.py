@@ -1,4 +1,4 @@
-"""What a graph requires besides itself: code, remote functions, and objects behind RRefs."""
+"""The requirements of a graph: code, remote functions, and objects behind RRefs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Requirements:
     """The requirements of graphs on the processes that run them.
 
     Attributes:
-        opaque: code that only the job has, in words.
-        functions: remote functions, by server ("" where the graph does not say which).
+        opaque: a description of code that only the job has.
+        functions: remote functions, by server ("" if the graph does not name it).
         contracts: the contracts of remote functions and methods that the graphs know or the workload assumes, by
-            "function#call", and by "function" where all its calls have the same one.
+            "function#call", or by "function" if all its calls have the same one.
         created: the functions that make objects behind RRefs, each with the names of the calls that fetch the object.
         groups: the process groups of the graphs' collectives.
     """
@@ -47,12 +47,12 @@ class Requirements:
 
 
 def requirements_of(modules: Iterable[GraphModule], workload: Workload) -> Requirements:
-    """Return what the graphs require that is neither in them nor in the workload."""
+    """Return the requirements of the graphs that neither they nor the workload contain."""
     opaque: set[str] = set()
     functions: dict[str, set[str]] = {}
     stated: dict[str, dict[str, Contract | None]] = {}
     created: dict[str, set[str]] = {}
-    pushes = workload.mode != "forward"  # without a backward there is no gradient to push
+    pushes = workload.mode != "forward"  # without a backward, there is no gradient to push
     bodies = [found for module in modules for found in _bodies(module)]
     for path, body in bodies:
         opaque.update(own_code_in(body))
@@ -77,7 +77,7 @@ def requirements_of(modules: Iterable[GraphModule], workload: Workload) -> Requi
 
 
 def _makes_call(node: Node) -> bool:
-    """Whether the node makes or issues one call; for a batch, that is the wait for each of its calls."""
+    """Return whether the node makes or issues one call; in a batch, that is the wait for each of its calls."""
     return (
         is_item(node)
         or (not is_batch(node) and (calls.is_call(node) or calls.is_issue(node)))
@@ -120,7 +120,7 @@ class BoundModule:
         return self.module(**self._by_name(batch))
 
     def arguments(self, batch: Batch) -> Batch | dict[str, object]:
-        """Return what the forward is given for a batch, as `fxlib.pipeline` takes it."""
+        """Return the arguments of the forward for a batch, as `fxlib.pipeline` takes them."""
         return self._by_name(batch) if self._arguments else batch
 
     def _by_name(self, batch: Batch) -> dict[str, object]:
@@ -134,9 +134,9 @@ def bind(module: GraphModule, rrefs: RRefs) -> BoundModule:
     inputs = {str(node.target) for node in module.graph.nodes if node.op == "placeholder"}
     for name in attributes & rrefs.keys():
         path, _, attribute = name.rpartition(".")
-        # Past `__setattr__`, which GraphModule and nn.Module reserve for state.
+        # Bypass `__setattr__`, which GraphModule and nn.Module reserve for state.
         vars(module.get_submodule(path))[attribute] = rrefs[name]
-    # An input may be called like an attribute; then the name is the attribute's.
+    # An input may have the name of an attribute, and then the name refers to the attribute.
     return BoundModule(module, {name: rref for name, rref in rrefs.items() if name in inputs - attributes})
 
 

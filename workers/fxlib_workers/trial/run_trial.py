@@ -30,55 +30,55 @@ from fxlib_workers.trial.trainer import MOST_LEAD, EncodedProgram
 _LOG: Final = logs.Log(__name__)
 
 _BY_PROCESSOR: Final = frozenset({"bfloat16", "lower", "quantize"})
-"""The passes, by name, whose gain depends on what instructions the processor has."""
+"""The names of the passes whose gain depends on the processor's instructions."""
 
 _MOST_LOST: Final = 3
-"""The number of times that a trial begins anew in new processes, without the candidate that ended the others."""
+"""The number of times that a trial restarts in new processes, without the candidate that ended the earlier ones."""
 
 _FIRST_SHARE: Final = 0.5
-"""The share of the budget for the job's own step where there are variants besides."""
+"""The share of the budget for the job's own step if there are also variants."""
 
 _RECORDED_STEPS: Final = 5
-"""The most steps of an arm that are recorded as timelines."""
+"""The largest number of steps of an arm that are recorded as timelines."""
 
 _RECORDING_SHARE: Final = 0.05
-"""The share of the budget that recording may take on top of it, besides one step of each arm."""
+"""The share of the budget that recording may take in addition to the budget and to one step of each arm."""
 
 _MUCH_EXPOSED: Final = 0.1
 """The share of a step from which on a call's exposed time is given a reason."""
 
 _BLOCK_SLACK: Final = 20
-"""A block counts as hung after so many times its expected seconds, plus the time limit of a single step."""
+"""The multiple of its expected seconds after which, plus the time limit of a single step, a block counts as hung."""
 
 _NOTEWORTHY_DELAY: Final = 0.1
 """The share of the measured time from which on a trainer's waiting for a core is reported."""
 
 _BUDGET_TO_PROFILE_S: Final = 10.0
-"""With a smaller budget, the seconds that a profile takes are missed in the measurement."""
+"""The least budget in seconds for a profile: with less, the measurement would lack the time that a profile takes."""
 
 _PROFILE_SHARE: Final = 0.1
 """The share of the budget for the steps of a profile, and for planning again, which takes as long as the first time."""
 
 _PROFILE_SLACK: Final = 5
-"""A profile counts as hung after so many times its expected seconds."""
+"""The multiple of its expected seconds after which a profile counts as hung."""
 
 _PROBES_S: Final = 30.0
-"""The most seconds that a profile's probing of the servers may take."""
+"""The longest time in seconds that a profile's probing of the servers may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """The trial of one program that is to be run.
+    """A request to run the trial of one program.
 
     Attributes:
         workload: how a step runs.
         options: the options of the trial.
         program: the original, its workload and their blobs, encoded.
-        candidates: the candidates as planned without a measurement, the most promising first.
-        plan_anew: a function that takes the measured profile, and returns candidates planned by it; None if the
+        candidates: the candidates planned without a measurement, the most promising first.
+        plan_anew: a function that takes the measured profile and returns candidates planned by it; None if the
             candidates stay as they are.
         profile: the profile from which remote functions that no server has are replayed.
-        threads: the numbers of threads with which to try what is chosen, besides the workload's own.
+        threads: the numbers of threads, in addition to the workload's own, with which to try the chosen program.
     """
 
     workload: Workload
@@ -96,7 +96,7 @@ class TrialResult:
 
     Attributes:
         report: the answer.
-        chosen: the candidate of which the report speaks.
+        chosen: the candidate that the report is about.
     """
 
     report: Report
@@ -111,16 +111,16 @@ def run_trial(
 ) -> dict[str, TrialResult]:
     """Run a trial of each program of a job, one after another in the same processes, and return the results by name.
 
-    A result's report says what the passes did for the candidate chosen, and what the trial found. The programs share
-    the budget of the first. A candidate that takes processes with it, or hangs, is left out, and what is not decided by
-    then is tried anew in new processes, a few times. A program that ends the trial for good ends it for those after it,
-    too.
+    A result's report says what the passes did for the chosen candidate, and what the trial found. The programs share
+    the budget of the first. A candidate that takes processes with it, or hangs, is left out, and the programs that are
+    undecided by then are tried again in new processes, a few times. A program that ends the trial for good also ends it
+    for later programs.
 
     Args:
         requests: the programs by name, at least one; all have the same servers and as many trainers.
         nodes: the nodes of Ray on which it runs.
         report_progress: the function that passes progress on.
-        interrupted: a function that returns whether the trial is to end at once.
+        interrupted: a function that returns whether the trial has to end at once.
 
     Raises:
         InterruptedTrialError: `interrupted` returned True.
@@ -157,7 +157,7 @@ def _run(
     budget: _Budget,
     start: float,
 ) -> LostCandidateError | None:
-    """Run the trials that have no result yet, and return the loss after which the processes cannot go on.
+    """Run the trials that have no result yet, and return the loss after which the processes cannot continue.
 
     Raises:
         TrialError: the trial is over for all of them.
@@ -182,9 +182,9 @@ def _run(
 
 
 class _Budget:
-    """Divides the budget: the first program may take half of it, and what it leaves is divided equally.
+    """Divides the budget: the first program may take half of it, and the rest is divided equally.
 
-    An attempt that was lost takes nothing of it.
+    A lost attempt takes nothing from it.
     """
 
     def __init__(self, budget_s: float, programs: int) -> None:
@@ -194,7 +194,7 @@ class _Budget:
         self._first = True
 
     def next(self) -> float:
-        """Return the seconds of the next program.
+        """Return the seconds for the next program.
 
         Raises:
             TrialError: nothing of the budget is left.
@@ -205,11 +205,11 @@ class _Budget:
         return self._left_s * (1.0 if self._left == 1 else _FIRST_SHARE if self._first else 1.0 / self._left)
 
     def end_program(self) -> None:
-        """Go on to the next program."""
+        """Continue with the next program."""
         self._left, self._first = self._left - 1, False
 
     def resume(self) -> None:
-        """Have what is left run from now on."""
+        """Let the rest of the budget run from now on."""
         self._ends = time.monotonic() + self._left_s
 
 
@@ -236,7 +236,7 @@ class _Trial:
 
         Args:
             cluster: the processes of the trial.
-            start: when they began to start; None if they have run another program already.
+            start: the time at which they began to start; None if they have run another program already.
             budget_s: the seconds for this program.
         """
         begun = time.monotonic() if start is None else start
@@ -274,7 +274,7 @@ class _Trial:
         return replace(result, report=self._with_threads(cluster, report, speed, deadline))
 
     def decide(self, chosen: str | None, reason: Reason, detail: str = "") -> TrialResult:
-        """Return the result: of the candidate chosen, or of the most promising one if there is none."""
+        """Return the result for the chosen candidate, or for the most promising one if none was chosen."""
         candidate = self._outcomes.candidates[chosen or next(iter(self._outcomes.candidates))]
         report = self._outcomes.report(candidate.name)
         report = replace(
@@ -287,8 +287,8 @@ class _Trial:
         return TrialResult(report=report, chosen=candidate)
 
     def lose(self, error: LostCandidateError) -> TrialResult | None:
-        """Take a candidate out that ended the processes, and return the result if none is left."""
-        self._end_phase("sameness", self._ended)  # where most are lost, since there they run for the first time
+        """Remove a candidate that ended the processes, and return the result if none is left."""
+        self._end_phase("sameness", self._ended)  # most are lost in this phase, in which they run for the first time
         try:
             self._outcomes.fail(error.candidate, error)
         except TrialError as over:
@@ -302,7 +302,7 @@ class _Trial:
         return now
 
     def _plan(self, cluster: ClusterRun, since: float) -> float:
-        """Measure the original, and have candidates planned by its profile, where that is wanted and there is time."""
+        """Measure the original and get candidates planned by its profile, if that is wanted and there is time."""
         planned_s = self.request.candidates[0].report.phase_seconds.get("rewrite", 0.0)
         rich = self._options.budget_s >= _BUDGET_TO_PROFILE_S and planned_s < _PROFILE_SHARE * self._options.budget_s
         if self.request.plan_anew is None or self._planned or not rich:
@@ -312,7 +312,7 @@ class _Trial:
         seconds, limit_s = _PROFILE_SHARE * self._options.budget_s, self._options.step_timeout_s
         allowed_s = 2 * limit_s + _PROFILE_SLACK * seconds + _PROBES_S
         try:
-            # A step that hangs shows here, within the time limit of one step.
+            # A step that hangs is found here, within the time limit of one step.
             cluster.ask_of(ORIGINAL, cluster.step_trainers, "block", 1, timeout_s=limit_s)
             profile, *_ = cluster.ask(
                 cluster.step_trainers, "profile", seconds, timeout_s=allowed_s, blame=Reason.ORIGINAL_FAILS
@@ -320,7 +320,7 @@ class _Trial:
         except TrialError as error:
             if not error.survived:
                 raise
-            # If the original fails, the comparison will show that again.
+            # If the original fails, the comparison will show it again.
             self._report_progress("profile", f"not measured: {error.detail}")
             return self._end_phase("profile", since)
         self._report_progress("profile", "planning by what was measured")
@@ -328,7 +328,7 @@ class _Trial:
         return self._end_phase("profile", since)
 
     def _instructions(self, cluster: ClusterRun, report: Report) -> tuple[str, ...]:
-        """Return the instructions that all trainers have, if the candidate is for processors like theirs alone."""
+        """Return the instructions that all trainers have, if the candidate is only for processors like theirs."""
         ran = {each.name for each in report.passes if each.changes} & _BY_PROCESSOR
         if not ran - {"lower"} and not any(each.compiled for each in report.parts):
             return ()
@@ -363,9 +363,10 @@ class _Trial:
         )
 
     def _with_threads(self, cluster: ClusterRun, report: Report, speed: Speed, deadline: float) -> Report:
-        """Try what is handed back with other numbers of threads, and say what came of it.
+        """Try the returned program with other numbers of threads, and report the outcome.
 
-        No graph can set them, and fxlib does not: they are those of the whole process. So none is ever adopted.
+        No graph can set the number of threads, and fxlib does not, since it is the whole process's. So none is ever
+        adopted.
         """
         arm = speed.candidate if report.decision == "adopt" else ORIGINAL
         usual, limit_s = self.request.workload.threads, self._options.step_timeout_s
@@ -412,7 +413,7 @@ class _Trial:
 
 
 def _recorded_steps(speed: Speed, budget_s: float) -> int:
-    """Return how many steps of each arm to record: few where they take long, or were never measured."""
+    """Return how many steps of each arm to record: few if they take long, or were never measured."""
     if not speed.pairs:
         return 1
     both_s = sum(sum(seconds) for seconds in speed.seconds.values()) / (speed.pairs * speed.steps)
@@ -445,9 +446,9 @@ def _with_speed(report: Report, speed: Speed) -> Report:
 
 
 def reconciled(report: Report, original_s: float, candidate_s: float) -> Report:
-    """Leave out a bound that a measured step went below.
+    """Remove a bound that a measured step fell below.
 
-    What it was made of was slower than in this trial, or the candidate's passes save work that the original has.
+    The figures behind the bound were slower than in this trial, or the candidate's passes save work of the original.
     """
     alone_s = original_s if report.pipeline else min(original_s, candidate_s)
     if report.bound_s is not None and alone_s < report.bound_s:
@@ -495,7 +496,7 @@ def _with_exposure(
 
 
 def _explained(call: CallReport, step_s: float) -> CallReport:
-    """Give a reason where a call exposes much of the step although the cost model does not expect it."""
+    """Give a reason if a call exposes much of the step although the cost model does not expect it."""
     unforeseen = call.limited_by is None and (call.exposed_after_s or 0.0) > _MUCH_EXPOSED * step_s
     return replace(call, limited_by=Reason.LIMITED_BEYOND_MODEL) if unforeseen else call
 

@@ -1,7 +1,7 @@
-"""The functions that a trainer calls on the server processes of a trial: they set up, compare and update their state.
+"""The functions that a trainer calls on a trial's server processes to set up, compare and update their state.
 
-A server's state is that of the reference server `fxlib.ps`, that of an operator's module (`setup`), and that of the
-objects behind RRefs. All of it is reset to one seed before each arm.
+A server's state consists of the states of the reference server `fxlib.ps`, of an operator's module (`setup`), and of
+the objects behind RRefs. All of it is reset to one seed before each arm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNKNOWN = "not told by its setup"
 
 
 class _OwnedModule:
-    """A module behind an RRef, its first state, and its optimizer under distributed autograd."""
+    """A module behind an RRef, with its first state, and its optimizer under distributed autograd."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self.module = module
@@ -54,7 +54,7 @@ class _ServerState:
         server: the server's description.
         optimizer: the optimizer of modules behind RRefs, under distributed autograd.
         seed: the seed of all state.
-        returned: what the operator's setup returned.
+        returned: the value that the operator's setup returned.
         objects: the modules behind RRefs, by name.
     """
 
@@ -69,7 +69,7 @@ _state: _ServerState | None = None
 
 
 def serve(server: Server, optimizer: Optimizer, seed: int) -> None:
-    """Make this process the server; `optimizer` is that of modules behind RRefs, under distributed autograd.
+    """Make this process the server. `optimizer` is for modules behind RRefs, under distributed autograd.
 
     Raises:
         WorkloadError: the server names a setup that no allowed module has.
@@ -80,7 +80,7 @@ def serve(server: Server, optimizer: Optimizer, seed: int) -> None:
 
 
 def reset() -> None:
-    """Reset all state to what the seed says, and forget the optimizers' state."""
+    """Reset all state to that of the seed, and forget the optimizers' state."""
     state = _active()
     ps.setup(state.server, state.seed)
     if state.server.setup is not None:
@@ -94,10 +94,10 @@ def reset() -> None:
 
 
 def create(name: str, described: RemoteObject) -> nn.Module | ReplayedObject:
-    """Make the object behind an RRef, with weights drawn from the seed; it is called by `rpc.remote`.
+    """Make the object behind an RRef, with weights drawn from the seed; `rpc.remote` calls this.
 
     Raises:
-        WorkloadError: its class is neither of torch.nn nor of an allowed module, or is not a torch.nn.Module.
+        WorkloadError: its class is in neither torch.nn nor an allowed module, or is not a torch.nn.Module.
     """
     state, replaying = _active(), replay_server.current()
     if replaying is not None and name in replaying.plan.objects:
@@ -114,7 +114,7 @@ def create(name: str, described: RemoteObject) -> nn.Module | ReplayedObject:
 
 
 def state_digests() -> dict[str, str]:
-    """Return digests of all state, by its part."""
+    """Return digests of all state, by part."""
     state = _active()
     found = {"tables and dense parameters": ps.state_digest()}
     if state.server.setup is not None:
@@ -124,7 +124,7 @@ def state_digests() -> dict[str, str]:
     return found | {f"object {name!r}": each.digest() for name, each in state.objects.items()}
 
 
-vars(state_digests)["__fxlib_contract__"] = Contract(reads=frozenset({"*"}))  # no write, so what was read ahead stays
+vars(state_digests)["__fxlib_contract__"] = Contract(reads=frozenset({"*"}))  # no write: values read ahead stay
 
 
 def gradients(context: int) -> str:

@@ -1,4 +1,4 @@
-"""Whether the servers of a trial can serve what graphs need: by code that they have, or by replay of a profile."""
+"""Checks that a trial's servers can serve what graphs need, with code that they have or by replay of a profile."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ UNKNOWN_CLASS: Final = ""
 """The class of an object that the workload does not describe, which can only be replayed."""
 
 _LEAST_THREADS: Final = 16
-"""The threads that an RPC agent has by default."""
+"""The number of threads that an RPC agent has by default."""
 
 _MOST_THREADS: Final = 64
 
 
 class Ask(Protocol):
-    """A function that calls a method of several processes at once: see `ClusterRun.ask`."""
+    """A function that calls a method of several processes at once; see `ClusterRun.ask`."""
 
     def __call__(
         self, processes: Sequence[Any], method: str, *args: object, timeout_s: float, blame: Reason = ...
     ) -> list[Any]:
-        """Return their answers."""
+        """Return the processes' answers."""
 
 
 class Serving:
-    """Finds out what each server can serve, and has the rest replayed.
+    """Finds out what each server can serve, and starts the replay of the rest.
 
     Args:
         ask: the function that calls processes of the trial.
@@ -62,10 +62,10 @@ class Serving:
         self._plan: ReplayPlan | None = None
 
     def start_replay(self, servers: Sequence[Any], trainers: Sequence[Any], required: Requirements) -> None:
-        """Have the servers replay what the original requires and none of them has, if there is a profile.
+        """Make the servers replay what the original requires and none of them has, if there is a profile.
 
         Raises:
-            TrialError: NO_SERVER, where the profile cannot be replayed.
+            TrialError: NO_SERVER if the profile cannot be replayed.
         """
         missing = frozenset(function for _, function in self._missing(servers, required))
         objects = self._not_made(servers)
@@ -110,11 +110,11 @@ class Serving:
         return f"{function!r} on {server or 'any server'!r}"
 
     def _is_there(self, server: str) -> bool:
-        """Whether there is a server of this name; "" stands for any, since only the run knows which."""
+        """Return whether there is a server of this name; "" stands for any, since only the run determines which."""
         return not server or server in [each.name for each in self._workload.servers]
 
     def _missing(self, servers: Sequence[Any], required: Requirements) -> list[tuple[str, str]]:
-        """Return server and function of each call that no server has code for."""
+        """Return the server and function of each call that no server has code for."""
         names = [server.name for server in self._workload.servers]
         missing: list[tuple[str, str]] = []
         for server, functions in required.functions.items():
@@ -137,13 +137,13 @@ class Serving:
 def with_undescribed_servers(
     workload: Workload, program: EncodedProgram, profile: Profile | None
 ) -> tuple[Workload, EncodedProgram, tuple[str, ...]]:
-    """Add to a workload, and to the program that carries it, what it does not describe itself.
+    """Add to a workload, and to the program that carries it, the servers and objects that it does not describe.
 
-    These are the objects behind RRefs that the model holds, and the servers that only these or a profile know. The
-    names of these servers are returned, too.
+    These are the objects behind RRefs that the model holds, and the servers that only these or a profile name. The
+    names of these servers are also returned.
 
     Raises:
-        TrialError: NO_SERVER, where they are too many, have no valid name, or are the trainer itself.
+        TrialError: NO_SERVER if they are too many, have no valid name, or are the trainer itself.
     """
     trainers = [f"trainer{rank}" for rank in range(workload.trainers)]
     known = [server.name for server in workload.servers]
@@ -166,7 +166,7 @@ def with_undescribed_servers(
 
 
 def _objects_behind_rrefs(workload: Workload, program: EncodedProgram) -> dict[str, RemoteObject]:
-    """Return the objects, by their owner, behind the RRefs that the model holds and the workload does not describe."""
+    """Return, by owner, the objects behind RRefs that the model holds and the workload does not describe."""
     handles = wire.handles_in(wire.parse(program.original))
     unknown = {name: rref for name, rref in handles.items() if name not in workload.rrefs}
     if launchers := [name for name, rref in unknown.items() if rref.is_owner() or not rref.owner_name()]:
@@ -176,7 +176,7 @@ def _objects_behind_rrefs(workload: Workload, program: EncodedProgram) -> dict[s
 
 
 def concurrent_calls(profile: Profile | None, server: str) -> int:
-    """Return the threads that a server needs for the calls that it works on at the same time."""
+    """Return the number of threads that a server needs for the calls that it works on at the same time."""
     recorded = profile.server_by_name.get(server) if profile is not None else None
     return max(_LEAST_THREADS, min(_MOST_THREADS, recorded.concurrency if recorded else 0))
 

@@ -1,4 +1,4 @@
-"""The user's step, as the workload describes it: forward, loss, backward, optimizer step, gradient push."""
+"""The user's step, as described by the workload: forward, loss, backward, optimizer step, gradient push."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _DRAIN_PAUSE_S: Final = 50e-6
 
 
 def copy_of(batch: Batch) -> Batch:
-    """Return a copy of a batch, so that a model that writes its inputs does not change the next step's.
+    """Return a copy of a batch, so that a model that writes its inputs does not change those of the next step.
 
-    A tensor that occurs several times still does.
+    A tensor that occurs several times still does so in the copy.
     """
     copies: dict[int, torch.Tensor] = {}
 
@@ -44,8 +44,8 @@ class StepResult:
     """The values that a step leaves behind.
 
     Attributes:
-        output: what the forward returned.
-        loss: the loss, where there is one.
+        output: the result of the forward.
+        loss: the loss, if there is one.
         gradients: the gradients of parameters, by name.
         server_gradients: digests of the gradients that servers hold under distributed autograd, by server.
     """
@@ -76,11 +76,11 @@ class Step:
         self._run = {"forward": self._forward, "local": self._local, "distributed": self._distributed}[workload.mode]
 
     def __call__(self, batch: Batch, *, inspect: bool = False) -> StepResult:
-        """Run one step; of several that accumulate gradients, the last one updates.
+        """Run one step. Of several steps that accumulate gradients, the last one updates.
 
         Args:
             batch: the inputs, which the model may write.
-            inspect: whether to digest the gradients that servers hold, before these are applied.
+            inspect: whether to digest the gradients that servers hold before they are applied.
 
         Raises:
             Exception: the model raised.
@@ -150,14 +150,14 @@ class Step:
 
 
 def optimizer_of(module: nn.Module, workload: Workload) -> torch.optim.Optimizer | None:
-    """Return the optimizer of a module's parameters; None where the workload updates nothing."""
+    """Return the optimizer of a module's parameters; None if the workload updates nothing."""
     if workload.mode == "forward":
         return None
     return build_optimizer(workload.trainer_optimizer, module.parameters())
 
 
 def drain() -> None:
-    """Wait until no call of this process is in flight, and no remote object is being made."""
+    """Wait until no call of this process is in flight and no remote object is being made."""
     while DEADLINES.in_flight or _pending_objects():
         time.sleep(_DRAIN_PAUSE_S)
 

@@ -1,8 +1,8 @@
-"""The trainer of a trial: it loads the original and the candidates, and runs their steps.
+"""The trainer of a trial, which loads the original and the candidates and runs their steps.
 
-Trainers are a process group, over which the job's collectives and gradients run. They measure what the network of a
-trial takes by itself, so that replay adds only the rest, and how far a candidate's results are from the original's,
-where it does not promise the same bits.
+Trainers form a process group, over which the job's collectives and gradients run. They measure the cost of the trial's
+own network, so that replay adds only the rest, and, for a candidate that does not promise the same bits, how far its
+results are from the original's.
 """
 
 from __future__ import annotations
@@ -55,29 +55,29 @@ from fxlib_workers.trial.step import Step, StepResult, copy_of, drain, optimizer
 
 _CALLS: Final = 15
 _SLEEP_S: Final = 1e-3
-"""The time that each call sleeps: waking up makes it late, as it does replayed calls."""
+"""The time in seconds that each call sleeps, since waking up delays it as it delays replayed calls."""
 
 _ITEMS: Final = 12
-"""The calls of a batch: fewer than a server works on at once."""
+"""The number of calls in a batch, which is less than a server works on at once."""
 
 _WORTH_BYTES: Final = 1 << 16
-"""The bytes of a call below which it costs as much as an empty one."""
+"""Size in bytes below which a call costs as much as an empty one."""
 
 _MOST_BYTES: Final = 1 << 24
-"""The largest message that is measured."""
+"""Size in bytes of the largest message that is measured."""
 MOST_LEAD: Final = 4
-"""The most steps of a loop that are recorded before those that are shown, whose reads they make."""
+"""The largest number of steps of a loop that are recorded before the shown ones, whose reads they make."""
 
 _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 StepDigests = Mapping[str, str]
-"""Digests of everything that one step left behind, by name."""
+"""Digests of everything that a step left behind, by name."""
 
 
 class ToleranceCheck:
-    """Keeps the original's values after each step, and compares those of other arms with them.
+    """Keeps the original's values after each step, and compares the values of other arms with them.
 
-    Values of equal bits are kept once, however many steps have them.
+    Values with equal bits are kept once, however many steps have them.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class ToleranceCheck:
         self._errors: dict[Arm, dict[str, float]] = {}
 
     def keep(self, step: int, values: Mapping[str, object], digests: Mapping[str, str]) -> None:
-        """Keep the original's values after a step, unless an earlier run has given them."""
+        """Keep the original's values after a step, unless an earlier run has provided them."""
         if step in self._digests:
             return
         self._digests[step] = {name: digests[name] for name in values}
@@ -95,7 +95,7 @@ class ToleranceCheck:
                 self._values[digests[name]] = value.detach().clone() if isinstance(value, torch.Tensor) else value
 
     def compare(self, arm: Arm, step: int, values: Mapping[str, object]) -> None:
-        """Note how far an arm's values after a step are from the original's."""
+        """Record how far an arm's values after a step are from the original's."""
         errors, reference = self._errors.setdefault(arm, {}), self._digests[step]
         for name in values.keys() | reference.keys():
             both = name in values and name in reference
@@ -103,12 +103,12 @@ class ToleranceCheck:
             errors[name] = max(error, errors.get(name, 0.0))
 
     def errors(self, arm: Arm) -> Mapping[str, float]:
-        """Return the largest relative error so far of each of an arm's values, by name."""
+        """Return the largest relative error so far of each value of an arm, by name."""
         return self._errors.get(arm, {})
 
 
 def _join(store: distributed.Store, rank: int, size: int) -> None:
-    """Join the group of all ranks, over TCP on the trial's interface; return when all of them have joined."""
+    """Join the group of all ranks over TCP on the trial's interface; return when all of them have joined."""
     distributed.init_process_group("gloo", store=distributed.PrefixStore("trainers", store), rank=rank, world_size=size)
 
 
@@ -121,13 +121,13 @@ def _wrap_data_parallel(module: nn.Module) -> None:
 
 
 def _barrier() -> None:
-    """Wait for all ranks; return at once where there is no group."""
+    """Wait for all ranks; return at once if there is no group."""
     if distributed.is_initialized():
         distributed.barrier()
 
 
 def _all_reduce_min(count: int) -> int:
-    """Return the smallest number that a rank gives; where there is no group, this process's own."""
+    """Return the smallest number of all ranks, or this process's own if there is no group."""
     if not distributed.is_initialized():
         return count
     least = torch.tensor(count)
@@ -136,7 +136,7 @@ def _all_reduce_min(count: int) -> int:
 
 
 def _calibrate(plan: ReplayPlan, servers: Iterable[str]) -> None:
-    """Measure calls from this process to each server, with nothing else in flight, and tell the server the result."""
+    """Measure calls from this process to each server, with nothing else in flight, and send the server the result."""
     recorded = [call for calls in plan.calls.values() for call in calls.values()]
     for name in servers:
         cost = _network_cost(name, [call for call in recorded if call.to in ("", name)])
@@ -154,7 +154,7 @@ def _network_cost(server: str, recorded: list[RecordedCall]) -> NetworkCost:
 
 
 def _trip_s(server: str, request_bytes: int, response_bytes: int) -> float:
-    """Return the median of the seconds from the end of an issue to the arrival of the answer, without the sleep."""
+    """Return the median seconds from the end of an issue to the arrival of the answer, without the sleep."""
     sent = torch.zeros(request_bytes, dtype=torch.uint8)
     trips = []
     for _ in range(_CALLS):
@@ -167,10 +167,10 @@ def _trip_s(server: str, request_bytes: int, response_bytes: int) -> float:
 
 
 def _item_s(server: str) -> float:
-    """Return the seconds that each further call adds to a batch whose calls only sleep, concurrently."""
+    """Return the seconds that each further call adds to a batch whose calls only sleep concurrently."""
 
     def trip_s(count: int) -> float:
-        # Each call has a tensor of its own, since a tensor that several share would travel once.
+        # Each call has its own tensor, since a tensor that several share would travel only once.
         calls: list[batch.Call] = [
             (replay_server.echo, (torch.zeros(1, dtype=torch.uint8), 1, _SLEEP_S), {}) for _ in range(count)
         ]
@@ -178,19 +178,19 @@ def _item_s(server: str) -> float:
         rpc.rpc_sync(server, batch.run, (calls,))
         return time.perf_counter() - begun
 
-    trip_s(_ITEMS)  # from the first batch the server learns how long such a call takes
+    trip_s(_ITEMS)  # from the first batch, the server learns how long such a call takes
     one_s, all_s = (median(trip_s(count) for _ in range(_CALLS)) for count in (1, _ITEMS))
     return max(0.0, (all_s - one_s) / (_ITEMS - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedProgram:
-    """A program of the job as it travels to the trainers.
+    """A program of the job, in the form in which it travels to the trainers.
 
     Attributes:
         original: the graph, serialized.
         workload: the workload's message, serialized.
-        blobs: the blobs that graph and workload name, by SHA-256.
+        blobs: the blobs that the graph and the workload name, by SHA-256.
     """
 
     original: bytes
@@ -199,10 +199,10 @@ class EncodedProgram:
 
 
 class Trainer(TrialActor):
-    """One trainer process. Methods that run the user's code return `Raised` in place of raising."""
+    """One trainer process. Methods that run the user's code return `Raised` instead of raising."""
 
     def switch_program(self, program: EncodedProgram) -> None:
-        """Forget the program that was loaded, if there was one, and be ready to load another one."""
+        """Forget the loaded program, if there is one, so that another one can be loaded."""
         self._program = program
         self._plan = ReplayPlan(calls={})
         self._tolerance = ToleranceCheck()
@@ -210,7 +210,7 @@ class Trainer(TrialActor):
 
     @returns_exceptions
     def load(self) -> Requirements:
-        """Build the original, and return what it requires of the trial's servers."""
+        """Build the original, and return its requirements on the trial's servers."""
         program = self._program
         message = workload_pb2.Workload.FromString(program.workload)
         self._workload = workload_from_proto(message, program.blobs)
@@ -226,30 +226,30 @@ class Trainer(TrialActor):
         return requirements_of([original], self._workload)
 
     def replay(self, plan: ReplayPlan) -> None:
-        """Have calls that are replayed made to stand-ins, in each graph that is loaded from now on."""
+        """Direct replayed calls to stand-ins in each graph that is loaded from now on."""
         self._plan = plan
 
     @returns_exceptions
     def join_group(self) -> None:
-        """Become one of the ranks over which collectives run."""
+        """Become one of the ranks that run collectives."""
         rank = self._config.rank - len(self._workload.servers)
         _join(self._store(), rank, self._workload.trainers)
         _wrap_data_parallel(self._modules[ORIGINAL])
 
     @returns_exceptions
     def calibrate(self, servers: list[str]) -> None:
-        """Measure what the trial's own network takes for calls of this process, and tell the servers that replay."""
+        """Measure the cost of the trial's own network for calls of this process; send it to the replaying servers."""
         _calibrate(self._plan, servers)
 
     @returns_exceptions
     def prepare(self) -> None:
-        """Have the servers make the objects behind RRefs, and make steps of the original ready."""
+        """Make the servers create the objects behind RRefs, and prepare steps of the original."""
         self._rrefs = {
             name: rpc.remote(described.owner, servers.create, (name, described))
             for name, described in self._workload.rrefs.items()
         }
         for rref in self._rrefs.values():
-            # A call that has to ask for the type first would be issued from another thread.
+            # A call that first has to ask for the type would be issued from another thread.
             rref._get_type(blocking=False).wait()
         stand_in(self._modules[ORIGINAL], self._plan)
         self._bound: dict[Arm, BoundModule] = {ORIGINAL: bind(self._modules[ORIGINAL], self._rrefs)}
@@ -257,13 +257,13 @@ class Trainer(TrialActor):
 
     @returns_exceptions
     def load_candidate(self, name: str, graph: bytes, values: Mapping[str, bytes], pipeline: int) -> Requirements:
-        """Build a candidate on the original's parameters, and return what it requires of the trial's servers.
+        """Build a candidate on the original's parameters, and return its requirements on the trial's servers.
 
         Args:
             name: its name.
             graph: the graph, serialized.
-            values: the tensors that it holds besides the original's, by SHA-256.
-            pipeline: the depth of the pipeline under which its loop runs; 0: it runs none.
+            values: the tensors that it holds in addition to the original's, by SHA-256.
+            pipeline: the depth of the pipeline under which its loop runs; 0 for none.
         """
         root = self._modules[ORIGINAL]
         candidate = wire.decode(wire.parse(graph), blobs=values, root=root, functions=self._clients)
@@ -278,12 +278,12 @@ class Trainer(TrialActor):
 
     @returns_exceptions
     def time_parts(self, arm: Arm, limit_s: float) -> list[CompiledPart]:
-        """Compile the parts of a candidate that are for a backend, within a time limit, and say which are faster."""
+        """Compile the parts of a candidate that are for a backend within a time limit; return which are faster."""
         return time_parts(self._modules[arm], lambda: self._digest_step(arm, 0), limit_s=limit_s)
 
     @returns_exceptions
     def leave_parts(self, arm: Arm, first: Sequence[str]) -> None:
-        """Have parts of a candidate run as they are, given the names of their first nodes."""
+        """Run parts of a candidate uncompiled, given the names of their first nodes."""
         leave_parts(self._modules[arm], first)
 
     def samples_per_step(self) -> float:
@@ -303,11 +303,11 @@ class Trainer(TrialActor):
 
     @returns_exceptions
     def profile(self, seconds: float) -> Profile:
-        """Measure steps of the original for about `seconds`, and then its servers, for not much longer.
+        """Measure steps of the original for about `seconds`, and then its servers for not much longer.
 
-        Parameters and servers are afterwards as training steps leave them.
+        Afterwards, parameters and servers are as training steps leave them.
         """
-        self._digest_step(ORIGINAL, 0)  # warms up, and finds out whether the model writes its inputs
+        self._digest_step(ORIGINAL, 0)  # warms up and finds out whether the model writes its inputs
         inputs = itertools.count()
 
         def step() -> None:
@@ -332,7 +332,7 @@ class Trainer(TrialActor):
     def digest_step(self, arm: Arm, index: int, numeric: bool = False) -> StepDigests:
         """Run one step on batch `index`, and return the digests of everything that it left behind.
 
-        With `numeric`, the original's values are kept, and those of other arms are compared with them.
+        With `numeric`, the original's values are kept, and the values of other arms are compared with them.
         """
         return self._digest_step(arm, index, numeric=numeric)
 
@@ -355,7 +355,7 @@ class Trainer(TrialActor):
         else:
             result = self._steps[arm](batch, inspect=True)
             drain()
-        _barrier()  # afterwards, what the other ranks sent to servers has arrived, too
+        _barrier()  # afterwards, the messages of the other ranks to servers have arrived, too
         values = self._values(arm, result) | {f"input {name}": value for name, value in batch.named.items()}
         values["containers of the inputs"] = batch.structure
         digests = {name: digest(value) for name, value in values.items()}
@@ -368,9 +368,9 @@ class Trainer(TrialActor):
 
     @returns_exceptions
     def block(self, arm: Arm, steps: int, threads: int = 0) -> float:
-        """Run steps one after another, and return their seconds, which include the draining of pending calls.
+        """Run steps one after another; return their seconds, which include draining pending calls.
 
-        `threads` is the number of threads of torch's operators meanwhile; 0: the workload's.
+        `threads` is the number of threads of torch's operators in that time; 0 for the workload's.
         """
         usual = torch.get_num_threads()
         torch.set_num_threads(threads or usual)
@@ -392,7 +392,7 @@ class Trainer(TrialActor):
         return seconds
 
     def instructions(self) -> tuple[str, ...]:
-        """Return the instructions of this process's processor on which int8 layers and compiled parts depend."""
+        """Return those instructions of this process's processor on which int8 layers and compiled parts depend."""
         return instructions()
 
     def run_delay_share(self) -> float:
@@ -401,7 +401,7 @@ class Trainer(TrialActor):
 
     @returns_exceptions
     def timelines(self, arm: Arm, steps: int) -> list[Timeline]:
-        """Run steps, and return the timeline of each; of a loop under a pipeline, of each with the one behind it."""
+        """Run steps and return the timeline of each; under a pipeline, of each together with the one behind it."""
         if self._depths.get(arm):
             return self._timelines_of_loop(arm, steps)
         recorded = []
@@ -435,7 +435,7 @@ class Trainer(TrialActor):
         return copy_of(batch) if self._writes_inputs else batch
 
     def _pulled(self, arm: Arm, choice: type[MeasuredChoice | InTurn]) -> Batch:
-        """Return the next batch of an arm's pipeline, which is open until `_end_loops`."""
+        """Return the next batch of an arm's pipeline, which stays open until `_end_loops`."""
         if arm not in self._loops:
             bound, depth = self._bound[arm], self._depths[arm]
             batches = (copy_of(self._batches[index % len(self._batches)]) for index in itertools.count())
@@ -452,12 +452,12 @@ class Trainer(TrialActor):
         self._loops.clear()
 
     def _renew_steps(self) -> None:
-        # All arms train the same parameters, and so share one optimizer.
+        # All arms train the same parameters and so share one optimizer.
         optimizer = optimizer_of(self._modules[ORIGINAL], self._workload)
         self._steps = {arm: Step(bound, self._workload, optimizer) for arm, bound in self._bound.items()}
 
     def _values(self, arm: Arm, result: StepResult) -> dict[str, object]:
-        """Return what a step left behind in this process; of the module's state, only what the original has, too."""
+        """Return the values that a step left behind in this process, and of the module's state the original's part."""
         found: dict[str, object] = results("output", result.output)
         if result.loss is not None:
             found["loss"] = result.loss
@@ -477,7 +477,7 @@ class Trainer(TrialActor):
 
 
 def run_delay_s(schedstat: Path = _SCHEDSTAT) -> float:
-    """Return the seconds for which this thread has waited for a core; 0 where the kernel does not say."""
+    """Return the seconds for which this thread has waited for a core; 0 if the kernel does not say."""
     try:
         _, nanoseconds, _ = schedstat.read_text().split()
     except (OSError, ValueError):

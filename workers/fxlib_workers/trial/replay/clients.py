@@ -1,11 +1,11 @@
-"""The trainers' side of replay: each call names its function and the call of the program, and is one of RPC.
+"""The trainers' side of replay: each call is one of RPC, and names its function and the call of the program.
 
 Calls of clients that only the job has are turned into calls of `torch.distributed.rpc`. A server of the trial stands
-for what such a client reaches, and is called by its name in escaped form. Handles stay with the job: of a stub or an
-actor, servers are told the attribute that holds it.
+for the target of such a client, and has the target's name in escaped form. Handles stay with the job: for a stub or an
+actor, servers get the name of the attribute that holds it.
 
-A server sees a function and its arguments, while a profile lists calls. So the graphs of a trial name each function
-that is replayed together with the call, `pkg.mod:function#call`, and that name resolves to a stand-in.
+A server sees a function and its arguments, whereas a profile lists calls. So the graphs of a trial name each replayed
+function together with the call, `pkg.mod:function#call`, and that name resolves to a stand-in.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _HASH_CHARACTERS: Final = 16
 
 
 def worker_name(reached: str) -> str:
-    """Return the name of the server that stands for what a client reaches: different names for different texts.
+    """Return the name of the server that stands for a client's target; different texts have different names.
 
-    Characters that no worker's name may have are escaped. Of a text that is too long, a hash takes the end's place.
+    Characters that are not allowed in a worker's name are escaped. In a text that is too long, a hash replaces the end.
     """
     escaped = [re.sub(r"[^0-9A-Za-z_-]", lambda found: f":{ord(found[0]):x}:", character) for character in reached]
     name = _PREFIX + "".join(escaped)
@@ -58,17 +58,17 @@ def worker_name(reached: str) -> str:
 
 
 def reached_by(worker: str) -> str:
-    """Return what a client reaches for which a server of this name stands; any other name as it is.
+    """Return the client's target that a server of this name stands for; any other name is returned unchanged.
 
-    A name of a server of the workload's own may look like one of these, and so may hold any escape. Only what
-    `worker_name` itself makes of a text is taken for that text.
+    The name of one of the workload's own servers may look like one of these, and may hold any escape. So a name is
+    decoded only if `worker_name` produces it.
     """
     if not worker.startswith(_PREFIX) or len(worker) > _LONGEST:
         return worker
     try:
         reached = re.sub(r":([0-9a-f]{1,6}):", lambda found: chr(int(found[1], 16)), worker.removeprefix(_PREFIX))
         reached.encode()
-    except (ValueError, OverflowError):  # no character has this code, or it is half of a surrogate pair
+    except (ValueError, OverflowError):  # no character has this code, or it is a lone surrogate
         return worker
     return reached if worker_name(reached) == worker else worker
 
@@ -89,7 +89,7 @@ def with_remote_calls(profile: Profile | None, graph: bytes) -> Profile | None:
 
 
 def make_remote_calls(modules: Iterable[GraphModule]) -> None:
-    """Have graphs call servers in place of clients whose code, or whose handle, stayed with the job."""
+    """Make graphs call servers in place of clients whose code or handle stayed with the job."""
     for module in modules:
         for body in [each for each in module.modules() if isinstance(each, GraphModule)]:
             if _replace_clients(body):
@@ -134,7 +134,7 @@ def _replace_call(node: Node, kind: CallKind, body: GraphModule) -> None:
 
 
 def stand_in(module: GraphModule, plan: ReplayPlan) -> None:
-    """Replace every replayed function in a module's graphs by a stand-in for that very call."""
+    """Replace every replayed function in a module's graphs by a stand-in for that particular call."""
     for body in [each for each in module.modules() if isinstance(each, GraphModule)]:
         renaming = _Renaming(plan)
         for node in body.graph.nodes:
@@ -144,7 +144,7 @@ def stand_in(module: GraphModule, plan: ReplayPlan) -> None:
 
 
 def as_captured(timeline: Timeline) -> Timeline:
-    """Return a timeline in which remote functions, and what clients reach, have their own names again."""
+    """Return a timeline in which remote functions and clients' targets have their own names again."""
     spans = (replace(each, name=each.name.partition("#")[0], to=reached_by(each.to)) for each in timeline.spans)
     return replace(timeline, spans=tuple(spans))
 
@@ -173,7 +173,7 @@ class _Renaming:
 
     @staticmethod
     def _register_argument(function: str) -> None:
-        """Register a stand-in for a function that no process has, and that the graph sends as an argument."""
+        """Register a stand-in for a function that no process has and that the graph sends as an argument."""
         try:
             functions.resolve(function)
         except ContractError:

@@ -1,4 +1,4 @@
-"""How long a replaying server takes: recorded times, a number of calls at once, and the links to and from it."""
+"""The times of a replaying server: recorded times, a number of concurrent calls, and the links to and from it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BatchPosition:
 
 
 NOT_BATCHED: Final = BatchPosition()
-"""The position of a call that came by itself."""
+"""The position of a call that came on its own."""
 
 
 class LatencyModel:
@@ -59,7 +59,7 @@ class LatencyModel:
 
     A call's recorded time is divided: its bytes pass the link to the server and the link back, one message after
     another; its work occupies one of `concurrency` slots, in order of arrival; the rest is latency, which delays no
-    other call. What the trial's own network takes is subtracted.
+    other call. The cost of the trial's own network is subtracted.
 
     Args:
         profile: the server's figures.
@@ -74,7 +74,7 @@ class LatencyModel:
         self.reset()
 
     def reset(self) -> None:
-        """Forget how often each call was made, so that the same times are drawn again."""
+        """Reset the count of each call, so that the same times are drawn again."""
         with self._lock:
             self._made: Counter[str] = Counter()
             self._slots = [-math.inf] * min(self._profile.concurrency, _MOST_SLOTS)
@@ -86,14 +86,15 @@ class LatencyModel:
         """Return when a call's work is done and its reply has passed the link.
 
         Args:
-            name: the call's name; a time is drawn by it and by how often the call was made.
-            recorded: what the profile records of the call.
-            arrived: when the call arrived, on `time.perf_counter`.
-            position: its position in a batch. All but the first came with the first one's message; of those that run
-                concurrently, each adds to the batch what the profile says of further calls.
+            name: the call's name, which decides the drawn time together with the number of times that the call was
+                made.
+            recorded: the profile's record of the call.
+            arrived: the time at which the call arrived, on `time.perf_counter`.
+            position: its position in a batch. All calls but the first came with the first one's message. Each further
+                call that runs concurrently adds to the batch the time that the profile gives for further calls.
         """
         more_s = self._more_s() if position.index and position.concurrent else None
-        # What makes a message slow makes all its calls slow, so the first of them draws for all.
+        # A slow message is slow for all of its calls, so the first of them draws for all.
         service_s = self._draw(name, recorded.service_s) if more_s is None else recorded.service_s.median
         share = self._shares(service_s, recorded)
         with self._lock:
@@ -109,7 +110,7 @@ class LatencyModel:
         sleep_until(sent + (0.0 if position.index else share.latency_s))
 
     def _more_s(self) -> float | None:
-        """Return what a further call adds to a batch besides what the trial's network adds; None if unknown."""
+        """Return the seconds that a further call adds to a batch beyond the trial's network; None if unknown."""
         recorded_s = self._profile.per_item_s
         return None if recorded_s is None else max(0.0, recorded_s - self.network.item_s)
 
@@ -124,7 +125,7 @@ class LatencyModel:
         rate, trip_s = self._profile.bytes_per_s, self._profile.round_trip_s
         request_s, response_s = recorded.request_bytes / rate, recorded.response_bytes / rate
         work_s = max(0.0, service_s - trip_s - request_s - response_s)
-        # The trial's own network takes part of the recorded time: latency gives way first, then transfers, then work.
+        # The trial's own network takes part of the recorded time: latency is reduced first, then transfers, then work.
         left_s = max(0.0, service_s - self.network.of(recorded))
         work_s = min(work_s, left_s)
         response_s = min(response_s, left_s - work_s)
@@ -155,7 +156,7 @@ def at(spread: Spread, share: float) -> float:
 
 
 def sleep_until(moment: float) -> None:
-    """Return at a moment on `time.perf_counter`, or at once if it has passed."""
+    """Sleep until a time on `time.perf_counter`; return at once if it has passed."""
     left_s = moment - time.perf_counter()
     if left_s > _LEAST_SLEEP_S:
         time.sleep(left_s)

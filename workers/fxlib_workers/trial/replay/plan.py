@@ -1,4 +1,4 @@
-"""What the servers of a trial replay: which functions, with which answers, and under which contracts."""
+"""The plan of what a trial's servers replay: which functions, with which answers, and under which contracts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fxlib.spec.profile import CallProfile, Opaque, Profile, Result, ServerProfi
 from fxlib.spec.servers import is_worker_name
 
 MAX_REPLY_BYTES: Final = 1 << 30
-"""The largest reply, summed over its tensors."""
+"""Size in bytes of the largest reply, summed over its tensors."""
 
 MAX_REPLY_LEAVES: Final = 10_000
 MAX_SERVICE_S: Final = 60.0
@@ -22,7 +22,7 @@ _NOTHING: Final = Opaque()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """A call of the program, as it was answered when it was measured.
+    """A call of the program, with its answer when it was measured.
 
     Attributes:
         to: the name of its server.
@@ -41,7 +41,7 @@ class RecordedCall:
     takes_gradient: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look at the result once, not at each answer."""
+        """Examine the result once, instead of at each answer."""
         shapes = (leaf for leaf in leaves_of(self.returns) if isinstance(leaf, TensorShape))
         object.__setattr__(self, "takes_gradient", any(each.requires_grad for each in shapes))
 
@@ -55,7 +55,7 @@ class ReplayPlan:
         functions: functions that no process of the trial has; they are replayed wherever they are called.
         undescribed: servers that the workload does not describe; all their recorded calls are replayed.
         objects: RRefs of the workload whose class no process of the trial has.
-        factories: functions that no process has, which make an object whose methods are called.
+        factories: functions that no process has, and that make an object whose methods are called.
         contracts: the known contracts of functions, by "function#call" or by "function".
         servers: the speed of the servers, by name.
         seed: the seed of the times that are drawn.
@@ -71,7 +71,7 @@ class ReplayPlan:
     seed: int = 0
 
     def replays(self, to: str | None, function: str, call: str) -> bool:
-        """Whether a call is replayed; `to` is None where only the run can tell."""
+        """Return whether a call is replayed; `to` is None if only the run determines it."""
         if function not in self.calls:
             return function in self.factories
         recorded = self.calls[function].get(call)
@@ -82,7 +82,7 @@ class ReplayPlan:
         return self.contracts.get(f"{function}#{call}") or self.contracts.get(function)
 
     def serves(self, function: str) -> bool:
-        """Whether a function that no process has is replayed, or is the declared batched form of one that is."""
+        """Return whether a function that no process has is replayed, or is the declared batched form of one that is."""
         batched = {
             contract.batched_by for name, contract in self.contracts.items() if name.partition("#")[0] in self.calls
         }
@@ -92,14 +92,14 @@ class ReplayPlan:
 def recorded_calls(
     profile: Profile, created: Mapping[str, Iterable[str]] | None = None
 ) -> dict[str, dict[str, RecordedCall]]:
-    """Return a profile's calls, by remote function and call; a push has the name of the call whose gradient it is.
+    """Return a profile's calls, by remote function and call; a push has the name of the call whose gradient it sends.
 
     Args:
         profile: the profile.
         created: by function that makes an object, the names of the calls that fetch the object.
 
     Raises:
-        LimitError: a reply is too large, or a call takes too long, for a trial to repeat; names the call.
+        LimitError: a reply is too large, or a call takes too long, for a trial to repeat; the error names the call.
     """
     found: dict[str, dict[str, RecordedCall]] = {}
     for call in profile.calls:
@@ -116,13 +116,13 @@ def recorded_calls(
 def undescribed_servers(profile: Profile, known: Collection[str]) -> tuple[str, ...]:
     """Return the servers of a profile's calls that are not known, sorted.
 
-    A name that no worker can have is not a server's, but what a client of the job's own reaches.
+    A name that no worker can have is not a server's, but the target of one of the job's own clients.
     """
     return tuple(sorted({call.to for call in profile.calls if is_worker_name(call.to)} - set(known)))
 
 
 def reply_bytes(result: Result) -> int:
-    """Return the bytes of all tensors of a result."""
+    """Return the total size in bytes of the tensors of a result."""
     tensors = [leaf for leaf in leaves_of(result) if isinstance(leaf, TensorShape)]
     return sum(math.prod(each.shape) * each.dtype.itemsize for each in tensors)
 

@@ -1,4 +1,4 @@
-"""Made-up replies: tensors of the recorded shapes, with values that a digest decides."""
+"""Synthetic replies: tensors of the recorded shapes, with values that a digest determines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fxlib.spec.profile import Opaque, Result, TensorShape
 from fxlib_workers.trial.digests import digest
 
 SCALE: Final = 0.1
-"""The standard deviation of floats: small, so that losses and exponentials of them stay finite."""
+"""The standard deviation of floats, which is small so that losses and exponentials of them stay finite."""
 
 _DRAWN: Final = 1 << 16
-"""The values of a tensor that are drawn; a larger one repeats them, which is much faster and serves as well."""
+"""The number of values drawn for a tensor. A larger tensor repeats them, which is much faster and just as good."""
 
 _SPREAD: Final = 0.25
-"""Each tensor's values are scaled by a factor within this distance of 1, so that tensors of equal draws differ."""
+"""The largest distance from 1 of the factor that scales each tensor's values, so that tensors of equal draws differ."""
 
 _PLAIN: Final = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
 def call_digest(*parts: object) -> bytes:
-    """Return the digest of a call, by the bits of its tensors and the text of its plain values.
+    """Return the digest of a call, from the bits of its tensors and the text of its plain values.
 
-    An RRef counts by the name of its object, and a function by its own name. Anything else counts by its class alone,
+    An RRef counts by the name of its object, and a function by its own name. Anything else counts only by its class,
     since its text may hold an address, which differs from run to run.
     """
     total = hashlib.blake2b(digest_size=16)
@@ -45,23 +45,23 @@ def combined(*parts: bytes) -> bytes:
 
 
 def make_reply(returns: Result, seed: bytes, *, attached: bool) -> Any:
-    """Make up a result: equal seeds give equal bits.
+    """Make a synthetic result; equal seeds give equal bits.
 
     Floats are about N(0, 0.1²); integers are 0 or 1, so that they are row indices of any table with two rows; values
     other than tensors are as recorded.
 
     Args:
         returns: the structure of the result.
-        seed: the digest that decides the values.
+        seed: the digest that determines the values.
         attached: whether tensors that took a gradient when recorded take one now.
     """
     return _make(returns, (combined(seed, place.to_bytes(4)) for place in count()), attached)
 
 
 def attach_to(reply: Any, inputs: Sequence[torch.Tensor]) -> Any:
-    """Attach the tensors of a reply that take a gradient to the autograd graph of the tensors that were sent.
+    """Attach those tensors of a reply that take a gradient to the autograd graph of the tensors that were sent.
 
-    Distributed autograd waits for the gradient of each tensor that was sent, and would wait for ever for one that the
+    Distributed autograd waits for the gradient of each tensor that was sent, and would wait forever for one that the
     reply does not depend on.
     """
     if not inputs:
@@ -71,7 +71,7 @@ def attach_to(reply: Any, inputs: Sequence[torch.Tensor]) -> Any:
 
 
 class _Computed(torch.autograd.Function):
-    """Returns a tensor as it is; its backward makes up a gradient for each of the inputs."""
+    """Returns a tensor unchanged; its backward makes a synthetic gradient for each of the inputs."""
 
     @staticmethod
     def forward(ctx: Any, made: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ def _update_all(total: hashlib.blake2b, kind: str, values: Sequence[object]) -> 
 
 
 def _update_text(total: hashlib.blake2b, text: str) -> None:
-    total.update(f"{len(text)}:{text}".encode())  # the length keeps different sequences of texts and tensors apart
+    total.update(f"{len(text)}:{text}".encode())  # the length distinguishes different sequences of texts and tensors
 
 
 def _make(returns: Result, seeds: Iterator[bytes], attached: bool) -> Any:
@@ -153,9 +153,9 @@ def made_rows(numbers: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -
     """Return a tensor [len(numbers), *shape], row by row: equal numbers give equal bits.
 
     Args:
-        numbers: of 64 bits.
-        shape: of a row.
-        dtype: a real one.
+        numbers: the 64-bit number of each row.
+        shape: the shape of a row.
+        dtype: a real dtype.
     """
     places = (numbers & (_DRAWN - 1)).unsqueeze(1) + torch.arange(math.prod(shape)) % _DRAWN
     if dtype.is_floating_point:
@@ -167,7 +167,7 @@ def made_rows(numbers: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -
 
 
 class _Pool(NamedTuple):
-    """Values that are drawn once, alike in all processes; those of a tensor are a stretch of them."""
+    """Values that are drawn once, identically in all processes. A tensor's values are a stretch of them."""
 
     floats: torch.Tensor
     bits: torch.Tensor

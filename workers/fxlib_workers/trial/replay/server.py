@@ -1,7 +1,7 @@
-"""A server process that replays: what trainers call on it, and what `trial.servers` calls.
+"""A server process that replays, with the functions that trainers and `trial.servers` call on it.
 
-What has been written to it is kept as digests in place of its state, by the resources of contracts. Where a contract
-names keys, replies go row by row: a row has other bits once its key was written, and only then.
+Instead of its state, it keeps digests of the writes to it, by the resources of contracts. If a contract names keys,
+replies are made row by row: the bits of a row change if its key was written, and only then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHIFT: Final = 29
 
 _INTEGERS: Final = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 UNMEASURED: Final = ServerProfile(name="", round_trip_s=0.0, concurrency=16, bytes_per_s=1e12)
-"""The figures of a server that the profile does not know: it works on as many calls as an RPC agent has threads."""
+"""The figures of a server that the profile lacks, which works on as many calls as an RPC agent has threads."""
 
 _STEP: Final = b"step"
 
@@ -44,7 +44,7 @@ class WriteHistory:
     """The writes so far. It may be used by several threads.
 
     A call without a contract may write everything on the server. The digests of writes that commute are added up, so
-    that their order does not show; all others are chained, separately for each part of a resource.
+    that their order has no effect; all others are chained, separately for each part of a resource.
     """
 
     def __init__(self) -> None:
@@ -57,19 +57,19 @@ class WriteHistory:
         """The digests of resources, cached until the next write."""
 
     def visible_to(self, contract: Contract | None, part: str = "") -> bytes:
-        """Return the digest of all that a call may read; writes to other state, or to other parts, do not change it."""
+        """Return the digest of all that a call may read. Writes to other state or other parts do not change it."""
         if contract is not None and contract.pure:
             return _NOTHING
         with self._lock:
             if contract is None or _ANY in contract.reads | contract.writes:
                 return self._whole()
-            # A write that commutes must not show which others of its kind came before it.
+            # A write that commutes must not depend on which others of its kind came before it.
             blind = contract.writes if contract.commutes else frozenset[str]()
             names = sorted(contract.reads | (frozenset() if part else contract.writes))
             return combined(self._all, *(self._resource(name, blind=name in blind) for name in names))
 
     def write(self, contract: Contract | None, call: bytes, part: str = "") -> None:
-        """Add the digest of a call that has ended, if it writes: to one part of its resources, or to all of them."""
+        """Add the digest of a finished call, if it writes, to one part of its resources or to all of them."""
         if contract is not None and not contract.writes:
             return
         with self._lock:
@@ -113,10 +113,10 @@ class WriteHistory:
 
 
 class _KeyedWrites:
-    """What has been written under each key. It may be used by several threads.
+    """The digests of writes under each key. It may be used by several threads.
 
     Attributes:
-        others: the writes that do not tell their keys.
+        others: the writes that do not name their keys.
     """
 
     def __init__(self) -> None:
@@ -124,16 +124,16 @@ class _KeyedWrites:
         self.others = WriteHistory()
         self._lock = threading.Lock()
         self._written: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-        """By resource and part, the number that the last write of each key has left."""
+        """The number that the last write of each key has left, by resource and part."""
 
     def visible_to(self, contract: Contract, part: str, rows: torch.Tensor, seed: bytes) -> torch.Tensor:
-        """Return a number for each row of a read: of its keys, what was written under them, and the seed of the call.
+        """Return a number for each row of a read, from its keys, the writes under them, and the seed of the call.
 
         Args:
-            contract: the read's.
-            part: the part of the state that it reads; empty: all of it.
-            rows: its keys, with a dimension more than those of its rows where a row has several.
-            seed: decides all of its rows.
+            contract: the contract of the read.
+            part: the part of the state that it reads; empty for all of it.
+            rows: its keys, with one more dimension than its rows have if a row has several.
+            seed: the seed of all of its rows.
         """
         keys = rows.reshape(-1).tolist()
         with self._lock:
@@ -143,13 +143,13 @@ class _KeyedWrites:
                 if (name in contract.reads or _ANY in (name, *contract.reads)) and (part in ("", other) or not other)
             ]
         numbers = _mixed(rows.reshape(-1).to(torch.int64) + _number(seed))
-        for each in known:  # a key that was never written has 0 here, which leaves its row as it is
+        for each in known:  # a key that was never written has 0 here, which leaves its row unchanged
             numbers = numbers + _mixed(torch.tensor(each, dtype=torch.int64))
         numbers = _mixed(numbers)
         return _mixed(numbers.view(rows.shape).flatten(1).sum(1)) if rows.dim() > 1 else numbers
 
     def write(self, contract: Contract | None, call: bytes, part: str, keys: torch.Tensor | None) -> None:
-        """Add the digest of a call that has ended, if it writes: under its keys, or under all."""
+        """Add the digest of a finished call, if it writes, under its keys or under all."""
         if contract is not None and not contract.writes:
             return
         if contract is None or keys is None:
@@ -161,12 +161,12 @@ class _KeyedWrites:
                 written = self._written[name, part]
                 for key in set(keys.reshape(-1).tolist()):
                     before = written.get(key, 0)
-                    # The order of writes that commute must not show.
+                    # The order of writes that commute must have no effect.
                     written[key] = _signed(before + number) if contract.commutes else hash((before, number))
 
 
 def _keys_of(contract: Contract | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the keys of a call; None where it has none that rows can be told apart by."""
+    """Return the keys of a call; None if it has none that distinguish rows."""
     if contract is None or contract.keys is None:
         return None
     found = contract.keys_of(tuple(args), kwargs)
@@ -176,7 +176,7 @@ def _keys_of(contract: Contract | None, args: Sequence[Any], kwargs: Mapping[str
 def _rows_of(
     contract: Contract | None, returns: Result, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> torch.Tensor | None:
-    """Return the keys of the rows that a read is answered with; None where it is answered as a whole."""
+    """Return the keys of the rows with which a read is answered; None if it is answered as a whole."""
     keys = _keys_of(contract, args, kwargs)
     if keys is None or contract is None or contract.writes or not _has_rows(returns):
         return None
@@ -184,14 +184,14 @@ def _rows_of(
 
 
 def _without_keys(contract: Contract, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return what else a call was sent."""
+    """Return the arguments of a call other than its keys."""
     rest = [each for place, each in enumerate(args) if place != contract.keys_at]
     return rest, {name: each for name, each in kwargs.items() if name != contract.keys}
 
 
 def _make_rows(returns: Result, numbers: torch.Tensor) -> torch.Tensor:
-    """Make up a row for each number: equal numbers give equal bits."""
-    assert _has_rows(returns)  # noqa: S101 - `_rows_of` has looked
+    """Make a synthetic row for each number; equal numbers give equal bits."""
+    assert _has_rows(returns)  # noqa: S101 - `_rows_of` has checked
     return made_rows(numbers, returns.shape[1:], returns.dtype)
 
 
@@ -205,7 +205,7 @@ def _mixed(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _signed(number: int) -> int:
-    """Return a number as 64 bits have it."""
+    """Return a number as a signed 64-bit integer."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -222,7 +222,7 @@ class ReplayServer:
 
     Attributes:
         plan: what is replayed.
-        latency: how long answers take.
+        latency: the model of the times of answers.
     """
 
     def __init__(self, plan: ReplayPlan, name: str) -> None:
@@ -234,7 +234,7 @@ class ReplayServer:
         self._keyed = _KeyedWrites()
 
     def reset(self) -> None:
-        """Forget all writes, and draw the same times again."""
+        """Forget all writes, and restart the sequence of drawn times."""
         self._history = WriteHistory()
         self._keyed = _KeyedWrites()
         self.latency.reset()
@@ -253,8 +253,8 @@ class ReplayServer:
     ) -> Any:
         """Answer a call after its recorded time.
 
-        A call reads the state at its arrival, and its writes show when it ends. So two calls that overlap although
-        they must not leave other bits behind than the same calls one after the other.
+        A call reads the state at its arrival, and its writes become visible when it ends. So two calls that overlap
+        although they must not leave different bits behind than the same calls one after another.
         """
         arrived, history, keyed = time.perf_counter(), self._history, self._keyed
         contract, recorded = self.plan.contract_of(function, call), self._recorded(function, call, (args, kwargs))
@@ -262,7 +262,7 @@ class ReplayServer:
         part = _part(contract, args, kwargs)
         rows = None if batch.in_autograd_context() else _rows_of(contract, recorded.returns, args, kwargs)
         if contract is not None and rows is not None:
-            # Row by row: what a write to other keys leaves alone comes back with the same bits.
+            # Row by row, so that rows that a write to other keys does not affect have the same bits.
             same = call_digest(function, *_without_keys(contract, args, kwargs))
             seeds = keyed.visible_to(contract, part, rows, combined(same, keyed.others.visible_to(contract, part)))
             reply = _make_rows(recorded.returns, seeds)
@@ -310,11 +310,11 @@ class ReplayServer:
 
 
 class ReplayedFunction:
-    """Stands in for a remote function on a trainer, and travels by its name; called on a server, it replays.
+    """Stands in for a remote function on a trainer and travels by its name. Called on a server, it replays.
 
     Args:
         function: the name of the remote function.
-        call: the name of the call in the program; empty where only the function is known.
+        call: the name of the call in the program; empty if only the function is known.
         contract: the function's contract, which passes and profiles read from functions.
     """
 
@@ -326,11 +326,11 @@ class ReplayedFunction:
         self.__fxlib_contract__ = contract
 
     def __reduce__(self) -> tuple[type[ReplayedFunction], tuple[str, str]]:
-        """Pickle by name, without the contract, which the server has."""
+        """Support pickling by name, without the contract, which the server has."""
         return ReplayedFunction, (self.function, self.call)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other one stands in for the same call."""
+        """Return whether the other one stands in for the same call."""
         return isinstance(other, ReplayedFunction) and (self.function, self.call) == (other.function, other.call)
 
     def __hash__(self) -> int:
@@ -353,7 +353,7 @@ class ReplayedFunction:
 class ReplayedBatch:
     """Stands in for the declared batched form of a function.
 
-    A profile does not know the time of such a form. So it answers its calls one after another, each in its own time,
+    A profile does not have the time of such a form. So it answers its calls one after another, each in its own time,
     and never looks faster than it is.
     """
 
@@ -363,7 +363,7 @@ class ReplayedBatch:
         self._items = items
 
     def __reduce__(self) -> tuple[type[ReplayedBatch], tuple[tuple[ReplayedFunction, ...]]]:
-        """Pickle by the names of its calls."""
+        """Support pickling by the names of its calls."""
         return ReplayedBatch, (self._items,)
 
     def __call__(self, calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> list[Any]:
@@ -395,7 +395,7 @@ class ReplayedObject(metaclass=_AnyMethod):
         self._name = name
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return the method called `name`, with the name of a call behind a "#" where it is known."""
+        """Return the method called `name`, which ends with "#" and the name of a call if that is known."""
         if name.startswith("_"):
             raise AttributeError(name)
         method, _, call = name.partition("#")
@@ -418,7 +418,7 @@ def start(plan: ReplayPlan, name: str) -> ReplayServer:
 
 
 def current() -> ReplayServer | None:
-    """Return the server that this process replays; None if it replays none."""
+    """Return the server that this process replays, or None if it replays none."""
     return _server
 
 
@@ -426,7 +426,7 @@ def active() -> ReplayServer:
     """Return the server that this process replays.
 
     Raises:
-        WorkloadError: it does not replay.
+        WorkloadError: this process does not replay.
     """
     if _server is None:
         raise WorkloadError("this process replays nothing", where="trial")
@@ -434,12 +434,12 @@ def active() -> ReplayServer:
 
 
 def set_network_cost(cost: NetworkCost) -> None:
-    """Set what the trial's own network takes for a call to this process."""
+    """Set the cost of a call to this process in the trial's own network."""
     active().latency.network = cost
 
 
 def echo(sent: torch.Tensor, size_bytes: int, sleep_s: float) -> Any:
-    """Return `size_bytes` bytes after `sleep_s`, with the work that an answer takes: calibration calls this."""
+    """Return `size_bytes` bytes after `sleep_s`, with the work of an answer; calibration calls this."""
     arrived = time.perf_counter()
     reply = make_reply(TensorShape(shape=(size_bytes,), dtype=torch.uint8), call_digest(sent), attached=False)
     sleep_until(arrived + sleep_s)
@@ -447,6 +447,6 @@ def echo(sent: torch.Tensor, size_bytes: int, sleep_s: float) -> Any:
 
 
 def _part(contract: Contract | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the part of the state that a call reads or writes; empty where it may be all of it."""
+    """Return the part of the state that a call reads or writes; empty if it may be all of it."""
     given = None if contract is None else contract.part_of(args, kwargs)
     return "" if given is None else repr(given)

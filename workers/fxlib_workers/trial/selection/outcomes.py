@@ -1,4 +1,4 @@
-"""What became of each candidate of a trial."""
+"""The outcomes of the candidates of a trial."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _LOG = logs.Log(__name__)
 
 
 class CandidateOutcomes:
-    """The candidates of a trial, the most promising first, and what became of each.
+    """The candidates of a trial, the most promising first, with the outcome of each.
 
     Args:
         candidates: the candidates, at least one.
 
     Attributes:
         candidates: the candidates by name.
-        not_reproduced: the names of what the original does not reproduce of itself.
+        not_reproduced: the names of the values in which the original does not reproduce itself.
         errors: the largest relative error of each candidate's results, by candidate.
-        unmeasured: by candidate, what differs where it does not promise the same bits and the error is not known.
+        unmeasured: the differing values of unknown error, by candidate, for candidates that do not promise the same
+            bits.
     """
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
@@ -41,7 +42,7 @@ class CandidateOutcomes:
         return tuple(name for name in self.candidates if name not in self._failures and name not in self._dropped)
 
     def fail(self, name: str, failure: TrialError) -> None:
-        """Take a candidate out because it failed.
+        """Remove a candidate because it failed.
 
         Raises:
             TrialError: no candidate is left; the error is that of the most promising one.
@@ -53,23 +54,23 @@ class CandidateOutcomes:
             raise next(self._failures[each] for each in self.candidates if each in self._failures)
 
     def settle(self, name: str, graph: bytes, parts: Sequence[CompiledPart]) -> None:
-        """Note what became of the parts of a candidate, and the graph in which a backend has the faster ones alone."""
+        """Record the outcome for a candidate's parts, and the graph in which a backend has only the faster ones."""
         candidate = self.candidates[name]
         left_before = (each for each in candidate.report.parts if not each.compiled)
         report = replace(candidate.report, parts=(*left_before, *parts))
         self.candidates[name] = replace(candidate, graph=graph, report=report)
 
     def drop(self, name: str, verdict: str) -> None:
-        """Take a candidate out that did not fail."""
+        """Remove a candidate that did not fail."""
         self._dropped.add(name)
         self.note(name, verdict)
 
     def note(self, name: str, verdict: str, gain: Estimate | None = None) -> None:
-        """Note what has become of a candidate so far."""
+        """Record the outcome of a candidate so far."""
         self._rows[name] = replace(self._rows[name], verdict=verdict, gain=gain)
 
     def report(self, name: str | None = None) -> Report:
-        """Return what the passes did for a candidate (else for the most promising one), and what became of all."""
+        """Return what the passes did for a candidate, or else for the most promising one, and the outcomes of all."""
         candidate = self.candidates[name or next(iter(self.candidates))]
         rows = tuple(replace(each, verdict=each.verdict or "the trial ended before it") for each in self._rows.values())
         rows += candidate.report.candidates[1:]

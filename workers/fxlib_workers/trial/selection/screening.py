@@ -1,6 +1,6 @@
-"""Which candidates a trial measures: those that do what the original does, and as many as the budget has room for.
+"""Selects the candidates to measure: those that do what the original does, and as many as the budget has room for.
 
-A candidate does so that leaves the same bits behind as the original, as far as the original reproduces its own.
+A candidate does so if it leaves the same bits behind as the original, as far as the original reproduces its own.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _ORIGINAL_RERUNS: Final = 2
 T = TypeVar("T")
 
 _MOST_CANDIDATES: Final = 3
-"""The most candidates that are tried where they differ in their order alone, which the cost model ranks."""
+"""The most candidates that are tried if they differ only in their order, which the cost model can rank."""
 
 _MOST_UNRANKED: Final = 10
-"""The most where some compute otherwise, so that nothing but a measurement tells."""
+"""The most candidates that are tried if some compute differently, so that only a measurement can rank them."""
 
 _COMPILING_SHARE: Final = 0.5
-"""The share of what is left of the budget that compiling one of several candidates may take."""
+"""The share of the remaining budget that compiling one of several candidates may take."""
 
 _BUDGET_PER_CANDIDATE_S: Final = 5.0
-"""With a smaller budget for each candidate, the time spent on choosing is missed in the confirmation."""
+"""The least budget in seconds for each candidate: with less, the confirmation would lack the time spent on choosing."""
 
 _LEAST_PIPELINED: Final = 8
-"""The least steps that are compared where a candidate runs under a pipeline: each way twice, behind the first batch."""
+"""The least number of steps to compare if a candidate runs under a pipeline: each way twice, after the first batch."""
 
 _CHECK_SHARE: Final = 0.3
-"""The share of the budget for checking candidates besides the first that passes."""
+"""The share of the budget for checking candidates after the first that passes."""
 
 _REALIGNMENT_SLACK: Final = 4.0
-"""How many times farther from the original a candidate may be than the realigned original is."""
+"""The factor by which a candidate may be farther from the original than the realigned original is."""
 
 _NO_ROOM: Final = "not tried: the budget had no room for it beside those that were expected to be faster"
 
@@ -60,8 +60,8 @@ _NO_ROOM: Final = "not tried: the budget had no room for it beside those that we
 class BitwiseCheck:
     """Compares candidates with two runs of the original, which it makes when it is constructed.
 
-    What differs between runs of the original is excluded, step by step, and named. Where a candidate differs, the
-    original runs again: what it reproduces only now and then is no measure of a candidate.
+    Values that differ between runs of the original are excluded, step by step, and named. If a candidate differs, the
+    original runs again, since values that it reproduces only sometimes are no measure of a candidate.
 
     Args:
         run: the function that runs an arm.
@@ -74,15 +74,15 @@ class BitwiseCheck:
 
     @property
     def not_reproduced(self) -> tuple[str, ...]:
-        """The names of what could not be compared, since the original does not reproduce it."""
+        """The names of the values that could not be compared, since the original does not reproduce them."""
         return _names(self._excluded)
 
     def exclude(self, differences: Iterable[_Difference]) -> None:
-        """Compare these no more: the candidate is not to blame for them."""
+        """Stop comparing these values, for which the candidate is not at fault."""
         self._excluded |= set(differences)
 
     def difference(self, candidate: str) -> frozenset[_Difference]:
-        """Run a candidate, and a second time if the first run shows no difference, and return what differs."""
+        """Run a candidate, twice if the first run shows no difference, and return the differences."""
         for _ in range(_CANDIDATE_RUNS):
             found = _differences(self._reference, self._run(candidate)) - self._excluded
             for _ in range(_ORIGINAL_RERUNS if found else 0):
@@ -93,7 +93,7 @@ class BitwiseCheck:
 
 
 def describe(differences: Iterable[_Difference]) -> str:
-    """Say in words what differs, and after which step it first does; return "" if nothing differs."""
+    """Return a text that says what differs and after which step first; "" if nothing differs."""
     if not (differences := set(differences)):
         return ""
     first = min(step for step, _ in differences)
@@ -124,7 +124,7 @@ def _names(differences: Iterable[_Difference]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screening:
-    """Runs the original and each candidate, and compares what they leave behind.
+    """Runs the original and each candidate, and compares the values that they leave behind.
 
     Attributes:
         cluster: the processes of the trial, which have loaded the original.
@@ -141,10 +141,10 @@ class Screening:
     report_progress: ReportProgress
 
     def run(self) -> None:
-        """Load and check candidates, and take those out of the outcomes that did not pass.
+        """Load and check candidates, and remove those that did not pass from the outcomes.
 
         Raises:
-            TrialError: no candidate passed, or the trial cannot go on.
+            TrialError: no candidate passed, or the trial cannot continue.
         """
         start = time.monotonic()
         most_s = _CHECK_SHARE * max(0.0, self.deadline - start)
@@ -164,12 +164,12 @@ class Screening:
 
     @property
     def _steps(self) -> int:
-        """The steps that are compared: under a pipeline, enough that reads have been made in every way."""
+        """The number of steps that are compared: under a pipeline, enough for reads to be made in every way."""
         pipelined = any(each.report.pipeline for each in self.outcomes.candidates.values())
         return max(self.options.sameness_steps, _LEAST_PIPELINED if pipelined else 0)
 
     def _room(self, step_s: float) -> int:
-        """Return how many candidates the budget has room for if a step takes `step_s`."""
+        """Return the number of candidates that the budget has room for if a step takes `step_s`."""
         left_s = self.deadline - time.monotonic()
         blocks = CHOICE_SHARE * left_s / max(BLOCK_S, step_s)
         by_budget = int(self.options.budget_s / _BUDGET_PER_CANDIDATE_S)
@@ -190,12 +190,12 @@ class Screening:
         self.outcomes.errors[name] = self._error(name, difference) if difference else 0.0
 
     def _settle_parts(self, name: str) -> None:
-        """Have the parts for a backend compiled, within the time of a step, and keep the faster ones.
+        """Compile the parts for a backend within the time of a step, and keep the faster ones.
 
-        Where there are other candidates, it takes a share of what is left of the budget at most.
+        If there are other candidates, this takes at most a share of the remaining budget.
 
         Raises:
-            CandidateError: none is faster, and no other pass did anything.
+            CandidateError: no part is faster, and no other pass did anything.
         """
         candidate, processes = self.outcomes.candidates[name], self.cluster.step_trainers
         passes = {each.name: each.changes for each in candidate.report.passes}
@@ -207,7 +207,7 @@ class Screening:
         most_s = limit_s if len(self.outcomes.remaining) == 1 else min(limit_s, _COMPILING_SHARE * left_s)
         parts, *others = self.cluster.ask_of(name, processes, "time_parts", most_s, timeout_s=most_s + 2 * limit_s)
         slower = {each.first: each for told in others for each in told if not each.compiled}
-        parts = [slower.get(each.first, each) for each in parts]  # what one rank leaves as it is, all do
+        parts = [slower.get(each.first, each) for each in parts]  # if one rank leaves a part uncompiled, all do
         if left := [each for each in parts if not each.compiled]:
             self.cluster.ask_of(name, processes, "leave_parts", [each.first for each in left], timeout_s=limit_s)
         self.outcomes.settle(name, without_parts(candidate.graph, left), parts)
@@ -215,7 +215,7 @@ class Screening:
             raise CandidateError(name, Reason.NO_PART_FASTER, left[0].why if left else "")
 
     def _explained_by_alignment(self, name: str, difference: frozenset[_Difference]) -> frozenset[_Difference]:
-        """Return the differences that are about as small as those of the original on memory of another alignment.
+        """Return the differences that are about as small as those of the original in memory of another alignment.
 
         Only digests are known of a server's state, so it is never among them.
         """
@@ -229,7 +229,7 @@ class Screening:
         )
 
     def _error(self, name: str, difference: frozenset[_Difference]) -> float:
-        """Return the largest relative error among what differs.
+        """Return the largest relative error among the differing values.
 
         Raises:
             CandidateError: it is above the bound.
@@ -267,7 +267,7 @@ class Screening:
 
 
 def _by_rank(answers: Sequence[Mapping[str, T]]) -> Mapping[str, T]:
-    """Return the answers of all ranks as one, with the rank in each name; that of a single rank stays as it is."""
+    """Return the answers of all ranks as one, with the rank in each name; a single rank's answer stays unchanged."""
     if len(answers) == 1:
         return answers[0]
     return {f"rank {rank}: {name}": each for rank, answer in enumerate(answers) for name, each in answer.items()}

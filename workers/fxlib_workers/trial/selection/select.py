@@ -1,10 +1,10 @@
-"""Which candidate is the fastest, and whether it is faster than the original: it is chosen first, then confirmed.
+"""Finds the fastest candidate and whether it is faster than the original: it is first chosen, then confirmed.
 
-Successive halving over rounds of interleaved blocks says which of several to go on with. It decides and does not act:
-rounds and failures go in, the arms of the next round come out. In a round, the original and all remaining candidates
-run one block each. After each rung, half of the candidates are dropped, by their medians. A rung has as many blocks as
-the one before it, so that the fewer candidates there are, the better they are told apart. That chooses a candidate and
-proves nothing, since the best of several is partly best by luck: the chosen one is measured again.
+Successive halving over rounds of interleaved blocks decides which of several to continue with. It decides and does not
+act: rounds and failures go in, and the arms of the next round come out. In a round, the original and all remaining
+candidates run one block each. After each rung, half of the candidates are dropped, by their medians. A rung has as many
+blocks as the one before it, so that the fewer candidates there are, the better they are distinguished. This chooses a
+candidate but proves nothing, since the best of several is partly best by luck, so the chosen one is measured again.
 
 Source: Z. Karnin, T. Koren and O. Somekh, "Almost Optimal Exploration in Multi-Armed Bandits" (2013).
 """
@@ -30,19 +30,19 @@ from fxlib_workers.trial.selection.speed import RunBlock, Speed, measure, steps_
 
 _FIRST_RUNG: Final = 6
 LEAST_ROUNDS: Final = 3
-"""The rounds after which a candidate may be dropped within a rung, at the earliest."""
+"""The least number of rounds after which a candidate may be dropped within a rung."""
 CHOICE_SHARE: Final = 0.4
 """The largest share of the remaining budget that choosing among candidates may take."""
 
 Progress = Callable[[str, str], None]
-"""A function that takes a phase, and a line about it."""
+"""A function that takes a phase and a line about it."""
 
 
 class SuccessiveHalving:
     """Narrows several candidates down to one.
 
     Args:
-        candidates: the candidates' names, the most promising first: that one is left if nothing is measured.
+        candidates: the candidates' names, the most promising first, which is left if nothing is measured.
         confidence: the level of the intervals, e.g. 0.95.
     """
 
@@ -56,7 +56,7 @@ class SuccessiveHalving:
 
     @property
     def round(self) -> tuple[Arm, ...]:
-        """The arms of the next round: none once a single candidate is left."""
+        """The arms of the next round; none if a single candidate is left."""
         return (ORIGINAL, *self._left) if len(self._left) > 1 else ()
 
     @property
@@ -65,7 +65,7 @@ class SuccessiveHalving:
         return tuple(sorted(self._left, key=self._sort_key) + self._dropped[::-1])
 
     def rounds(self, candidate: str) -> int:
-        """Return how many rounds a candidate took part in."""
+        """Return the number of rounds that a candidate took part in."""
         return len(self._log_ratios[candidate])
 
     def gain(self, candidate: str) -> Estimate | None:
@@ -92,7 +92,7 @@ class SuccessiveHalving:
         return dropped
 
     def fail(self, candidate: str) -> None:
-        """Take a candidate that failed out of the ranking."""
+        """Remove a failed candidate from the ranking."""
         for names in (self._left, self._dropped):
             if candidate in names:
                 names.remove(candidate)
@@ -113,10 +113,10 @@ class Selection:
     """Runs blocks of the original and of the remaining candidates.
 
     Args:
-        run: the function that runs a block; it raises CandidateError where a candidate fails.
-        outcomes: the remaining candidates, and what becomes of each.
+        run: the function that runs a block; it raises CandidateError if a candidate fails.
+        outcomes: the remaining candidates and their outcomes.
         options: the options of the trial.
-        samples_per_step: the samples of all trainers together in one step.
+        samples_per_step: the total number of samples of all trainers in one step.
         deadline: the end of the budget, on the monotonic clock.
         recover: the function that resets the processes after a failure.
         progress: the function that passes progress on.
@@ -145,7 +145,7 @@ class Selection:
         self._rng = rng or random.SystemRandom()
 
     def confirm(self, ranking: Sequence[str], steps: int | None) -> tuple[Speed, Reason]:
-        """Measure the first candidate anew beside the original, and return these fresh figures and the verdict.
+        """Measure the first candidate anew against the original, and return the fresh figures and the verdict.
 
         The figures that chose it do not count, since the best of several is partly best by luck. If it fails, the next
         one takes its place.
@@ -169,7 +169,7 @@ class Selection:
         raise AssertionError("`outcomes.fail` raises when no candidate is left")
 
     def choose(self) -> tuple[tuple[str, ...], int]:
-        """Return the candidates, the best first, and how many steps make a block.
+        """Return the candidates, the best first, and the number of steps in a block.
 
         Raises:
             TrialError: every candidate failed, or the trial cannot go on.
@@ -220,7 +220,7 @@ class Selection:
 
 
 def _passed_over(halving: SuccessiveHalving, candidate: str) -> str:
-    """Say why another candidate was chosen."""
+    """Return why another candidate was chosen."""
     leader = halving.ranking[0]
     own = f"{_gain(halving.gain(candidate))} in {halving.rounds(candidate)} rounds"
     return f"passed over: {own}, beside {_gain(halving.gain(leader))} of {leader!r}"

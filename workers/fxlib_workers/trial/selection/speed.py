@@ -1,4 +1,4 @@
-"""How fast a candidate is beside the original: paired blocks in random order, until the answer is clear."""
+"""Measures a candidate's speed against the original in paired blocks in random order, until the answer is clear."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ RunBlock = Callable[[Arm, int], float]
 """A function that runs so many steps of an arm and returns their seconds."""
 
 BLOCK_S: Final = 0.25
-"""The length of a block: long beside a scheduler's time slice, short beside the drift of a machine's speed."""
+"""The length of a block in seconds: long compared to a scheduler's time slice, short compared to drifts of speed."""
 
 _BLOCKS_OF_BUDGET: Final = 40
 _MOST_STEPS: Final = 4096
 
 _LEAST_PAIRS: Final = 12
-"""Fewer pairs can show a large gain, but with a wide interval: while there is time, more are measured."""
+"""The least number of pairs: fewer can show a large gain, but with a wide interval, so more follow if there is time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Speed:
-    """The figures so far of one candidate beside the original.
+    """The figures so far of one candidate compared to the original.
 
     Attributes:
         candidate: the candidate's name.
@@ -75,9 +75,9 @@ class Speed:
         return rate([self.steps * self.samples_per_step] * len(seconds), seconds, self.confidence)
 
     def verdict(self, min_gain: float, *, least_pairs: int = _LEAST_PAIRS) -> Reason | None:
-        """Return what the pairs so far say; None if they leave it open, or are fewer than `least_pairs`.
+        """Return the verdict of the pairs so far; None if they leave it open or are fewer than `least_pairs`.
 
-        The interval is that of the typical pair. All blocks together must be faster by as much, too, so that rare long
+        The interval is for the typical pair. All blocks together must also be faster by as much, so that rare long
         stalls of the candidate count.
         """
         least = math.log1p(min_gain)
@@ -129,7 +129,7 @@ def measure(
 
 
 def steps_per_block(run: RunBlock, arms: Sequence[Arm], deadline: float) -> int:
-    """Warm the arms up, and return the steps that fill a block: `BLOCK_S`, or a fortieth of the budget if less."""
+    """Warm up the arms, and return the steps that fill a block: `BLOCK_S`, or a fortieth of the budget if less."""
     aim_s = min(BLOCK_S, max(0.0, deadline - time.monotonic()) / _BLOCKS_OF_BUDGET)
     steps = 1
     while True:
