@@ -1,4 +1,4 @@
 """A worker claims jobs of the service, rewrites their graphs in a sandboxed process, and measures them on Ray.
 
-What the graphs, passes and reports are is defined in `fxlib`; the worker knows the service only through the protocol.
+`fxlib` defines graphs, passes and reports. The worker knows the service only through the protocol.
 """

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker; return the exit status."""
     try:
         config = APPLICATION.read(arguments)
-        # After the options are read: help, and what is wrong with them, need no torch.
+        # After the options are read: help and errors in options need no torch.
         from fxlib.runtime import functions
         from fxlib_workers.agent import Agent, check_containment, check_ray
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FxlibError as error:
         print(f"fxlib worker: {error}", file=sys.stderr)  # noqa: T201 - a command's answer
         return 2
-    except OSError as error:  # a read-only folder, a full disk, a file where a folder is wanted
+    except OSError as error:  # a read-only folder, a full disk, or a file where a folder should be
         print(f"fxlib worker: {of_system(error)}", file=sys.stderr)  # noqa: T201 - a command's answer
         return 2
     return 0

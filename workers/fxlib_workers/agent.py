@@ -1,4 +1,4 @@
-"""The main loop of a worker process: it claims one job after another, until it is told to end."""
+"""The main loop of a worker process: it claims one job after another until it is asked to end."""
 
 from __future__ import annotations
 
@@ -35,41 +35,41 @@ from fxlib_workers.trial.driver import TrialDriver
 _LOG: Final = logs.Log(__name__)
 
 _SET_BACKS: Final = 2
-"""The number of times that a job is given back since this worker's disk fails; after them, the job fails."""
+"""The number of times that a job is returned because this worker's disk fails; after that, the job fails."""
 
 _DISK_PAUSE_S: Final = 10.0
-"""The pause after a job that the disk had no room for."""
+"""The pause in seconds after a job that the disk had no room for."""
 
 _BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
-"""The pauses between failed claims; the last one is repeated."""
+"""The pauses in seconds between failed claims; the last one is repeated."""
 
 _SHARED_NETWORK: Final = "network: the processes of a trial meet on the interface that --interface names"
 
 Nodes = Mapping[str, Available]
-"""What the nodes of a cluster allow, by what they are called."""
+"""The containment that the nodes of a cluster allow, by the nodes' names."""
 
 
 def containment_level(settings: TrialSettings, host: Available, nodes: Nodes | None = None) -> Level:
-    """Return how far this worker contains what a job's graph runs in: as far as the least of the hosts that take part.
+    """Return the level at which this worker contains a job's graph: the lowest of all hosts that take part.
 
     Args:
         settings: where trials run.
-        host: what the worker's host allows, where graphs are rewritten.
+        host: what the worker's host, where graphs are rewritten, allows.
         nodes: what the nodes of its cluster allow; None if it has none.
     """
     here = host.level(own_network=settings.interface == LOOPBACK)
     if nodes is None:
         return here
-    # The processes of a trial on a cluster meet on the nodes' network.
+    # The processes of a trial on a cluster communicate over the nodes' network.
     there = [each.level(own_network=False) for each in nodes.values()]
     return min(here, *there, key=lambda level: level.rank)
 
 
 def check_containment(config: Config, host: Available, nodes: Nodes | None = None) -> Level:
-    """Return the level that this worker reaches, which is the one that its operator requires, or a higher one.
+    """Return the level that this worker reaches, which is at least the one that its operator requires.
 
     Raises:
-        OptionError: it does not reach that; says what is missing.
+        OptionError: the worker does not reach that level; the error says what is missing.
     """
     level = containment_level(config.trial, host, nodes)
     if level.rank >= config.require_containment.rank:
@@ -87,18 +87,18 @@ def check_containment(config: Config, host: Available, nodes: Nodes | None = Non
 
 
 def check_ray(settings: TrialSettings, host: Available, *, root: bool) -> None:
-    """Check that a Ray of the worker's own does not listen on an interface that its operator did not name.
+    """Check that the worker's own Ray does not listen on an interface that its operator did not name.
 
-    Ray listens on all interfaces that it has. Root can give it a network of its own, and let the processes of trials
-    join the host's again; others can on loopback alone, where a worker that cannot says so in its log.
+    Ray listens on all interfaces that it has. Root can give it a network of its own and let the processes of trials
+    rejoin the host's; other users can do this only on loopback, and there a worker that cannot says so in its log.
 
     Args:
         settings: where trials run.
         host: what the worker's host allows.
-        root: whether the worker is root's.
+        root: whether the worker runs as root.
 
     Raises:
-        OptionError: it would, and nothing says that it may.
+        OptionError: it would listen there, and no option permits it.
     """
     if settings.ray_address or settings.interface == LOOPBACK or settings.exposed_ray:
         return
@@ -112,7 +112,7 @@ def check_ray(settings: TrialSettings, host: Available, *, root: bool) -> None:
 
 
 def _policy(host: Available, modules: Sequence[str]) -> Containment:
-    """Return what each rewrite is kept from on this host; it reads the operator's modules."""
+    """Return the containment of rewrites on this host; they may read the operator's modules."""
     program = compile_filter(sockets=False) if Part.FILTER in host.parts else b""
     return Containment(parts=host.parts, readable=tuple(module_folders(modules)), program=program)
 
@@ -123,7 +123,7 @@ class Agent:
     Args:
         config: the worker's options.
         host: what this host allows a contained process.
-        level: how far it contains what a job's graph runs in.
+        level: the level at which it contains a job's graph.
     """
 
     def __init__(self, config: Config, host: Available, level: Level) -> None:
@@ -135,14 +135,14 @@ class Agent:
         self._service = ServiceClient(config, level)
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT, or until one job is done if `once` is set; unfinished jobs are given back."""
+        """Work until SIGTERM or SIGINT, or until one job is done if `once` is set; unfinished jobs are returned."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note_signal)
         remove_abandoned()
         folder = WorkerFolder()
         root = folder.path
         if Part.USER in self._host.parts and Part.FILES not in self._host.parts:
-            root.chmod(0o711)  # a contained process enters the job's folder as another user, by its whole path
+            root.chmod(0o711)  # a contained process enters the job's folder as another user, by its full path
         driver = TrialDriver(self._config.trial, root)
         forker = Forker(REWRITING, root, keep_variables=self._config.trial.keep_variables)
         runner = JobRunner(
@@ -186,7 +186,7 @@ class Agent:
             _LOG.info("worker ended", name=info.worker_id)
 
     def _note_signal(self, *_: object) -> None:
-        """Note a signal. An event set here would wait for a lock that the interrupted code may hold."""
+        """Record a signal. Setting an event here would wait for a lock that the interrupted code may hold."""
         self._signalled = True
 
     def _run_slot(self, runner: JobRunner) -> None:
@@ -229,11 +229,11 @@ class Agent:
                     self._set_back_job(message, error)
                 else:
                     self._fail(lease, error)
-            except Exception as error:  # noqa: BLE001 - whatever one job does to a worker, the next is not to feel it
+            except Exception as error:  # noqa: BLE001 - whatever one job does to a worker must not affect the next one
                 self._fail(lease, error)
 
     def _set_back_job(self, message: workers_pb2.Lease, error: OSError) -> None:
-        """Give a job back that this worker's disk has no room for, and take no other for a moment."""
+        """Return a job that this worker's disk has no room for, and pause before taking another one."""
         self._set_back[message.job_id] += 1
         _LOG.warning("given back, as the disk fails", job=message.job_id, error=error)
         self._service.release(message)
@@ -249,13 +249,13 @@ class Agent:
 
 
 class WorkerFolder(LockedFolder):
-    """A new folder, in place of those that killed workers of this user have left."""
+    """A new folder, which replaces those that killed workers of this user have left behind."""
 
     def __init__(self) -> None:
         super().__init__("fxlib-w-")
 
     @override
     def delete(self) -> None:
-        """Delete the folder and all that is in it, and what killed workers have left."""
+        """Delete the folder with its contents, and the folders that killed workers have left behind."""
         delete(self.path)  # a reaper, or a process that is about to end, may still write there
         super().delete()

@@ -1,4 +1,4 @@
-"""How a worker is run: every option, with its unit and default."""
+"""The configuration of a worker: every option, with its unit and default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRIAL_SETTINGS: Final = "FXLIB_TRIAL_SETTINGS"
 """The environment variable that holds `TrialSettings` as JSON, for the process that drives trials."""
 
 LOOPBACK: Final = "lo"
-"""The interface of trials whose processes are all on one host; it may give them a network of their own."""
+"""The interface of trials whose processes are all on one host, which may give them a network of their own."""
 
 
 def _level(text: str) -> Level:
@@ -37,10 +37,10 @@ _NAME: Final = Kind(read=str, metavar="NAME")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteLimits:
-    """The resources that the process that rewrites one graph may take.
+    """The resources that the process rewriting one graph may use.
 
     Attributes:
-        memory_bytes: the address space on top of what the libraries take.
+        memory_bytes: the address space in addition to that of the libraries.
         file_bytes: the size of the largest file that it may write.
         cpu_s: the processor time.
         wall_s: the time from start to answer.
@@ -57,7 +57,7 @@ class RewriteLimits:
         """Check the limits.
 
         Raises:
-            FxlibError: one of them is not positive.
+            FxlibError: a limit is not positive.
         """
         for name, value in asdict(self).items():
             if value <= 0:
@@ -66,24 +66,24 @@ class RewriteLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
-    """Where and how trials run.
+    """The settings that say where and how trials run.
 
     Attributes:
-        ray_address: the address of a Ray cluster; empty for a Ray of the worker's own on this host.
-        interface: the network interface over which the processes of a trial speak to each other.
-        exposed_ray: whether a Ray of the worker's own may listen on all interfaces of the host.
+        ray_address: the address of a Ray cluster; empty for the worker's own Ray on this host.
+        interface: the network interface over which the processes of a trial communicate.
+        exposed_ray: whether the worker's own Ray may listen on all interfaces of the host.
         allowed_modules: the modules whose functions and classes the operator allows servers of a trial to run.
-        keep_variables: names, or patterns of names, of environment variables that trials and rewrites see besides
-            those that libraries need.
+        keep_variables: names, or patterns of names, of environment variables that trials and rewrites see in addition
+            to those that libraries need.
         cpus_per_process: the share of a processor that Ray reserves for each process, which is not bound to it.
-        process_memory_bytes: the memory that a process of a trial may allocate on top of what the libraries take.
-        host_memory_bytes: the memory that the processes of a trial on one host may take together; 0 for three quarters
-            of the host's.
+        process_memory_bytes: the memory that a process of a trial may allocate in addition to that of the libraries.
+        host_memory_bytes: the total memory that the processes of a trial on one host may use; 0 for three quarters of
+            the host's.
         process_file_bytes: the size of the largest file that a process of a trial may write.
         placement_timeout_s: the time that Ray has to find room for a trial.
         start_timeout_s: the time that the processes of a trial have to start and load the model.
-        node_containment: the level that a node of a cluster reaches, or no trial runs there: what the worker said of
-            the cluster when it started holds on nodes that come later, too.
+        node_containment: the level that a node of a cluster must reach for trials to run there, so that the level that
+            the worker reported at its start also holds on nodes that join later.
     """
 
     ray_address: str = field(
@@ -156,7 +156,7 @@ class Config:
 
     Attributes:
         claim_wait_s: the time that one call may wait for a job.
-        outage_s: the time that the service may be away before a finished result is given up.
+        outage_s: the time that the service may be unreachable before a finished result is given up.
     """
 
     service: str = field(
@@ -207,7 +207,7 @@ class Config:
         ),
     )
     host_lock: Path = field(
-        default=Path("/tmp/fxlib-host.lock"),  # noqa: S108 - one place that all users of the host share
+        default=Path("/tmp/fxlib-host.lock"),  # noqa: S108 - one path that all users of the host share
         metadata=option("host-lock", "lock by which the workers of a host take turns at measuring", FILE),
     )
     claim_wait_s: float = 20.0
@@ -217,8 +217,8 @@ class Config:
         """Check the options against each other.
 
         Raises:
-            OptionError: there is no slot, a label is not valid or given twice, a certificate has no key, or processes
-                of a cluster would use loopback.
+            OptionError: there is no slot, a label is not valid or is given twice, a certificate has no key, or
+                processes of a cluster would use loopback.
         """
         if self.slots < 1:
             raise OptionError("must be at least 1", option="slots")

@@ -1,12 +1,12 @@
-"""What the processes of a worker hand each other about one job: a folder of protobuf files, and lines of progress.
+"""The data that a worker's processes exchange about one job: a folder of protobuf files, and lines of progress.
 
 A trial compares programs: the original, and the candidates that a job's recipe and its alternatives make of it. The
 folder holds these files.
 
 request.pb             the client's request
 original.pb            its graph
-blobs/SHA256           what the workload and the graphs name
-profile.pb             what was measured of the original     (written by the trial, if the client sent none)
+blobs/SHA256           the blobs that the workload and the graphs name
+profile.pb             the profile of the original           (written by the trial, if the client sent none)
 rewrite.pb             calls, passes, reasons                (by the rewriting process; of the first candidate)
 candidates/RANK.pb     a rewritten graph, the best first     (by the rewriting process)
 candidates/RANK.report what the passes did there             (by the rewriting process)
@@ -42,12 +42,12 @@ from fxlib.spec.workload import Workload
 from fxlib.v1 import jobs_pb2, profile_pb2
 
 Arm = str
-"""The name of a program in a trial: the original's, or a candidate's."""
+"""The name of a program in a trial, which is the original or a candidate."""
 
 ORIGINAL: Final[Arm] = "original"
 
 REALIGNED: Final[Arm] = "original, elsewhere in memory"
-"""The original once more, its tensors on memory of another alignment."""
+"""The name of the original run once more, with its tensors in memory of another alignment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class Candidate:
 
     Attributes:
         graph: the graph, serialized.
-        report: what the passes did; the first row among its candidates is this one's, and the others are of programs
+        report: what the passes did; the first row among its candidates is for this one, and the others are for programs
             that were not made.
-        values: the tensors that the graph holds besides the original's, as blobs by SHA-256.
+        values: the tensors that the graph holds in addition to the original's, as blobs by SHA-256.
     """
 
     graph: bytes
@@ -67,24 +67,24 @@ class Candidate:
 
     @property
     def row(self) -> CandidateReport:
-        """The candidate's row in reports: its name, and the step time that the cost model expects of it."""
+        """The candidate's row in reports, with its name and the step time that the cost model expects."""
         return self.report.candidates[0]
 
     @property
     def name(self) -> str:
-        """The name by which people and the trial know it."""
+        """The name of the candidate for people and for the trial."""
         return self.row.name
 
 
 class ReportProgress(Protocol):
-    """A function that passes progress on to the job's history.
+    """A function that adds progress to the job's history.
 
-    It takes the phase, a line for people, and the share that is done, from 0 to 1 (None: unknown). The phases of a
+    It takes the phase, a line for people, and the share that is done, from 0 to 1 (None if unknown). The phases of a
     trial are "profile", "sameness", "choice" and "qps".
     """
 
     def __call__(self, phase: str, message: str, progress: float | None = None, /) -> None:
-        """Pass a line on."""
+        """Add a line to the history."""
 
 
 class JobFolder:
@@ -108,7 +108,7 @@ class JobFolder:
         blobs: Mapping[str, bytes],
         variants: Sequence[bytes] = (),
     ) -> None:
-        """Write what the client sent; `variants` are the graphs of the request's variants, in the same order."""
+        """Write the client's data; `variants` are the graphs of the request's variants, in the same order."""
         self._blobs.mkdir()
         self._request.write_bytes(request.SerializeToString())
         self.original.write_bytes(original)
@@ -122,13 +122,13 @@ class JobFolder:
 
     @property
     def writable(self) -> tuple[Path, ...]:
-        """The folders that a rewrite writes: this one, and that of the blobs, which for a variant is elsewhere."""
+        """The folders that a rewrite writes to: this one, and that of the blobs, which is elsewhere for a variant."""
         blobs = self._blobs.resolve()
         return (self.path,) if blobs.is_relative_to(self.path) else (self.path, blobs)
 
     @property
     def variants(self) -> dict[str, JobFolder]:
-        """The folders of the request's variants, by name: each looks like that of a job of its own."""
+        """The folders of the request's variants, by name. Each looks like the folder of a separate job."""
         return {variant.name: folder for variant, folder in self._variants(self.request())}
 
     def _variants(self, request: jobs_pb2.OptimizeRequest) -> list[tuple[jobs_pb2.VariantRequest, JobFolder]]:
@@ -148,18 +148,18 @@ class JobFolder:
         return workload_from_proto(self.request().workload, self.blobs())
 
     def options(self) -> TrialOptions:
-        """Read how the trial is to measure and decide."""
+        """Read the options by which the trial measures and decides."""
         return trial_from_proto(self.request().trial)
 
     def profile(self) -> Profile | None:
-        """Read the profile: the one that the trial recorded, else the client's, if it sent one."""
+        """Read the profile: the one that the trial recorded, or else the client's if it sent one."""
         if self._profile.exists():
             return profile_from_proto(profile_pb2.Profile.FromString(_read(self._profile)))
         request = self.request()
         return profile_from_proto(request.profile) if request.HasField("profile") else None
 
     def write_profile(self, profile: Profile) -> None:
-        """Write what was measured of the original.
+        """Write the profile that was measured of the original.
 
         Raises:
             WireError, LimitError: the profile could not be read again.
@@ -167,12 +167,12 @@ class JobFolder:
         message = profile_to_proto(profile)
         profile_from_proto(message)
         _write(self._profile, message.SerializeToString())
-        self._profile.chmod(0o644)  # whatever the umask: a rewrite reads it as another user
+        self._profile.chmod(0o644)  # whatever the umask is, since a rewrite reads it as another user
 
     def write_rewrite(self, report: Report, candidates: Sequence[Candidate] = ()) -> None:
-        """Write what the passes did, and the graphs that they made, the most promising first; that one is chosen."""
+        """Write what the passes did, and the graphs that they made, the most promising first, which is chosen."""
         beside = self._candidates.with_suffix(".part")
-        shutil.rmtree(beside, ignore_errors=True)  # what a process that was killed has left
+        shutil.rmtree(beside, ignore_errors=True)  # the remains of a process that was killed
         beside.mkdir()
         for rank, candidate in enumerate(candidates):
             (beside / f"{rank}.pb").write_bytes(candidate.graph)
@@ -203,11 +203,11 @@ class JobFolder:
         return {ref.sha256: _read(self._blobs / ref.sha256) for ref in wire.values_of(wire.parse(graph))}
 
     def choose(self, candidate: Candidate) -> None:
-        """Make a candidate's graph the one that the answer speaks of."""
+        """Make a candidate's graph the one that the answer names."""
         _write(self.rewritten, candidate.graph)
 
     def chosen(self) -> bytes | None:
-        """Read the graph that the answer speaks of; None if it is the original."""
+        """Read the graph that the answer names; None if it is the original."""
         try:
             return _read(self.rewritten)
         except FileNotFoundError:
@@ -223,7 +223,7 @@ class JobFolder:
 
 
 def _request_of(request: jobs_pb2.OptimizeRequest, variant: jobs_pb2.VariantRequest) -> jobs_pb2.OptimizeRequest:
-    """Return what is asked about one variant, as a request of its own."""
+    """Return the part of the request about one variant, as a separate request."""
     own = jobs_pb2.OptimizeRequest()
     own.CopyFrom(request)
     own.ClearField("variants")
@@ -256,10 +256,10 @@ def _read(path: Path) -> bytes:
 
 
 def _open(path: Path, flags: int) -> IO[bytes]:
-    """Open a file in a folder that a stranger's graph may have written to: one that is neither a link nor a pipe.
+    """Open a file that is neither a link nor a pipe, in a folder that a stranger's graph may have written to.
 
     Raises:
-        OSError: it is not there, or it is something else than a file.
+        OSError: it does not exist, or is not a regular file.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

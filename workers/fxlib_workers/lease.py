@@ -1,4 +1,4 @@
-"""The lease of a job, kept alive by heartbeats on a thread of its own, which also notices when it has ended."""
+"""The lease of a job, kept alive by heartbeats on a separate thread, which also notices when the lease has ended."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LOG: Final = logs.Log(__name__)
 _HEARTBEATS_PER_LEASE: Final = 3
 
 _LEAST_INTERVAL_S: Final = 1.0
-"""The time between two reports of progress within one phase."""
+"""The shortest time in seconds between two reports of progress within one phase."""
 
 _Progress = tuple[str, str, float | None]
 
 
 class LeaseOverError(Exception):
-    """The job is no longer this worker's to finish."""
+    """This worker may no longer finish the job."""
 
 
 class JobCancelledError(LeaseOverError):
@@ -48,7 +48,7 @@ class ActiveLease:
     Args:
         service: the client that sends heartbeats and progress.
         message: the lease as the service granted it.
-        shutdown: an event that is set when the worker is to end.
+        shutdown: an event that is set when the worker has to end.
     """
 
     def __init__(self, service: ServiceClient, message: workers_pb2.Lease, shutdown: threading.Event) -> None:
@@ -74,10 +74,10 @@ class ActiveLease:
         return self.message.job_id
 
     def check(self) -> None:
-        """Return if this worker is still to finish the job.
+        """Return if this worker should still finish the job.
 
         Raises:
-            JobCancelledError, LeaseLostError, WorkerShutdownError: it is not.
+            JobCancelledError, LeaseLostError, WorkerShutdownError: the worker should not.
         """
         if self._over is not None:
             raise self._over
@@ -85,7 +85,7 @@ class ActiveLease:
             raise WorkerShutdownError
 
     def report_progress(self, phase: str, message: str, progress: float | None = None) -> None:
-        """Have a line added to the job's history. The call returns at once, and drops lines that come too fast."""
+        """Schedule a line for the job's history. The call returns at once, and lines that come too fast are dropped."""
         now = time.monotonic()
         if phase == self._phase and progress is not None and now - self._reported_at < _LEAST_INTERVAL_S:
             return

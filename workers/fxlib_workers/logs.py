@@ -1,6 +1,6 @@
-"""Log lines: an event, then its figures as name=value, for people and for log collectors.
+"""Log lines for people and log collectors: an event, then its figures as name=value.
 
-A module that has something to tell has a logger of its own, by its name: `_LOG = logs.Log(__name__)`.
+A module that logs has a logger with its own name: `_LOG = logs.Log(__name__)`.
 """
 
 from __future__ import annotations

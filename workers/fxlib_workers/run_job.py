@@ -1,4 +1,4 @@
-"""One job, from its lease to its answer: fetch what it names, rewrite its graph, try it, report."""
+"""One job, from its lease to its answer: fetch its blobs, rewrite its graph, try the candidates, and report."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _LOG: Final = logs.Log(__name__)
 _UNREADABLE: Final = "UNREADABLE_REQUEST"
 
 _LOST: Final = frozenset({"BLOB_NOT_FOUND", "BLOB_CORRUPT"})
-"""The service's error codes for a blob of the job that it has lost: another worker would not find it either."""
+"""The service's error codes for a lost blob of the job, which another worker would not find either."""
 
 _MISSING: Final = _LOST | {"BLOB_MISSING"}
-"""The service's error codes for a graph of the answer that it has lost since it was uploaded."""
+"""The service's error codes for a graph of the answer that was lost after its upload."""
 
 
 class _Phases:
-    """Passes the progress of a trial on, and makes a span of each of its phases, from its first line to the next's."""
+    """Passes on the progress of a trial, and makes a span for each phase, from its first line to that of the next."""
 
     def __init__(self, report_progress: ReportProgress) -> None:
         self._report_progress = report_progress
@@ -61,7 +61,7 @@ class _Phases:
         self._span.end()
 
     def report_progress(self, phase: str, message: str, progress: float | None = None, /) -> None:
-        """Pass a line on."""
+        """Pass on a line."""
         if phase != self._phase:
             self._span.end()
             self._phase, self._span = phase, tracing.begin(f"worker.trial.{phase}")
@@ -74,12 +74,12 @@ class JobRunner:
 
     Attributes:
         config: the worker's options.
-        service: where blobs come from and answers go.
+        service: the client from which blobs come and to which answers go.
         lock: the lock by which rewrites and trials share the host.
         driver: the process that runs trials.
-        forker: what forks the processes of rewrites.
-        containment: what rewrites are kept from.
-        root: the worker's folder; each job has one of its own in it.
+        forker: the forker of rewriting processes.
+        containment: the policy by which rewrites are contained.
+        root: the worker's folder, in which each job has its own folder.
     """
 
     config: Config
@@ -91,11 +91,11 @@ class JobRunner:
     root: Path
 
     def run(self, lease: ActiveLease) -> None:
-        """Find the job's answer and hand it in.
+        """Find the job's answer and submit it.
 
         Raises:
-            LeaseOverError: the job is no longer this worker's to finish.
-            RemoteError: the service stayed away, or refuses the answer.
+            LeaseOverError: this worker may no longer finish the job.
+            RemoteError: the service stayed unreachable, or refuses the answer.
         """
         folder = JobFolder(Path(tempfile.mkdtemp(dir=self.root, prefix="job-")))
         job, asked = lease.message, lease.message.request
@@ -123,7 +123,7 @@ class JobRunner:
 
     @tracing.span("worker.hand_in")
     def _hand_in(self, report: Report, folder: JobFolder, lease: ActiveLease) -> None:
-        """Upload the graphs of the answer, and complete the job; upload them once more if the service has lost one."""
+        """Upload the graphs of the answer and complete the job; upload them once more if the service has lost one."""
         for again in (True, False):
             graphs = {name: self._store(each, lease) for name, each in folder.variants.items()}
             found = {name: graph for name, graph in graphs.items() if graph is not None}
@@ -154,7 +154,7 @@ class JobRunner:
         _LOG.info("fetched", job=job, seconds=fetched - start)
         with ExitStack() as open_:
             with self.lock.rewriting(lease.check):
-                # One user for all of the job's rewrites, which share its blobs.
+                # All of the job's rewrites have the same user, since they share its blobs.
                 policy = replace(self.containment, user=unused_user())
                 sandboxes = {
                     name: open_.enter_context(self._sandbox(each, lease, policy))
@@ -185,7 +185,7 @@ class JobRunner:
         )
 
     def _store(self, folder: JobFolder, lease: ActiveLease) -> Blob | None:
-        """Upload the graph that the answer speaks of, if there is one, and before it the values that it names."""
+        """Upload the values that the answer's graph names, then the graph itself, if there is one."""
         if (graph := folder.chosen()) is None:
             return None
         self.service.store_all(lease.message, folder.values_in(graph), lease.check)
@@ -213,7 +213,7 @@ class JobRunner:
 
     def _rewrite_again(self, sandbox: RewriteSandbox, lease: ActiveLease) -> None:
         report = sandbox.rewrite()
-        if report.reason is not None:  # the candidates that were made without a profile stay
+        if report.reason is not None:  # keep the candidates that were made without a profile
             _LOG.warning("not planned anew", job=lease.job_id, reason=report.explanation)
 
     def _try(
@@ -225,8 +225,8 @@ class JobRunner:
     ) -> Report:
         if all(report.reason is not None for report in reports.values()):
             return replace(reports[MAIN], variants={name: reports[name] for name in folder.variants})
-        # A list of passes is exactly what was asked for: a profile would change nothing. Nor would it for a graph
-        # without calls, since a profile tells of calls, and of the local work behind which they can be hidden.
+        # A list of passes is exactly what was asked for, so a profile would change nothing. Nor would it for a graph
+        # without calls, since a profile describes calls, and the local work behind which they can be hidden.
         exact = bool(lease.message.request.recipe.passes)
         plans = {
             name: partial(self._rewrite_again, sandboxes[name], lease)

@@ -29,17 +29,17 @@ from fxlib_workers.process.probe import Level
 _LOG: Final = logs.Log(__name__)
 
 Check = Callable[[], None]
-"""A function that raises `LeaseOverError` when the job is no longer this worker's to finish."""
+"""A function that raises `LeaseOverError` when this worker may no longer finish the job."""
 
 _CALL_S: Final = 10.0
-"""The deadline of a small call."""
+"""The deadline of a small call, in seconds."""
 
 _POLL_S: Final = 0.1
 _TRANSFER_S: Final = 600.0
-"""The deadline of an upload or a download."""
+"""The deadline of an upload or a download, in seconds."""
 
 _AWAY_S: Final = 1.0
-"""The pause before a service that was away, or full, is asked again."""
+"""The pause in seconds before a service that was unreachable or full is asked again."""
 
 _STORAGE_FULL: Final = "STORAGE_FULL"
 """The service's error code for a full disk."""
@@ -52,10 +52,10 @@ class ServiceClient:
 
     Args:
         config: the worker's options.
-        containment: how far it contains what a job's graph runs in.
+        containment: the level at which the worker contains a job's graph.
 
     Raises:
-        CredentialError: there is no token where one was named, or it may not be sent.
+        CredentialError: a token was named but is missing, or may not be sent.
     """
 
     def __init__(self, config: Config, containment: Level = Level.NONE) -> None:
@@ -85,7 +85,7 @@ class ServiceClient:
         self._connection.close()
 
     def claim(self, shutdown: threading.Event) -> workers_pb2.Lease | None:
-        """Wait for a job; None if there was none for a while, or `shutdown` was set.
+        """Wait for a job; return None if none came for a while, or if `shutdown` was set.
 
         Raises:
             grpc.RpcError: the service is away, or refuses.
@@ -101,10 +101,10 @@ class ServiceClient:
         return response.lease if response.HasField("lease") else None
 
     def heartbeat(self, lease: workers_pb2.Lease) -> bool:
-        """Keep a lease alive; False if the job was cancelled.
+        """Keep a lease alive; return False if the job was cancelled.
 
         Raises:
-            grpc.RpcError: the service is away, or the lease is lost.
+            grpc.RpcError: the service is unreachable, or the lease is lost.
         """
         request = workers_pb2.HeartbeatRequest(job_id=lease.job_id, token=lease.token)
         return not self._stub.Heartbeat(request, timeout=_CALL_S).cancelled
@@ -127,7 +127,7 @@ class ServiceClient:
     def complete(
         self, lease: workers_pb2.Lease, outcome: jobs_pb2.JobResult | jobs_pb2.JobFailure, check: Check
     ) -> None:
-        """Hand the answer in, and wait for a service that restarts, or whose disk is full.
+        """Submit the answer, waiting for a service that restarts or whose disk is full.
 
         Raises:
             RemoteError: the lease is lost, or the service stayed away.
@@ -141,7 +141,7 @@ class ServiceClient:
         self._retry_while_away("completing a job", lambda left_s: self._stub.Complete(request, timeout=left_s), check)
 
     def release(self, lease: workers_pb2.Lease) -> None:
-        """Give the job back unfinished, if the service is there; if not, the lease runs out by itself."""
+        """Return the job unfinished if the service is reachable; if not, the lease simply runs out."""
         request = workers_pb2.ReleaseRequest(job_id=lease.job_id, token=lease.token)
         try:
             self._stub.Release(request, timeout=_CALL_S / 2)
@@ -152,8 +152,8 @@ class ServiceClient:
         """Download a blob.
 
         Raises:
-            RemoteError: the service stayed away, or has no such blob.
-            WireError: the address is not a SHA-256, or the bytes have another one.
+            RemoteError: the service stayed unreachable, or has no such blob.
+            WireError: the address is not a SHA-256, or does not match the bytes.
         """
         if not _SHA256.fullmatch(ref.sha256):
             raise WireError("not a SHA-256 in lower-case hex", where="BlobRef.sha256")
@@ -163,7 +163,7 @@ class ServiceClient:
         """Upload a blob of a job's answer, and return its address.
 
         Raises:
-            RemoteError, LeaseOverError: as `store_all` does.
+            RemoteError, LeaseOverError: as for `store_all`.
         """
         blob = blob_from_proto(blob_ref(data))
         self.store_all(lease, {blob.sha256: data}, check)
@@ -183,13 +183,13 @@ class ServiceClient:
         self._retry_while_away("uploading the answer", attempt, check)
 
     def _retry_while_away(self, what: str, attempt: Callable[[float], object], check: Check) -> None:
-        """Make a call until the service takes it, which may be away for a while, or full for as long as the lease is.
+        """Repeat a call while the service is unreachable, for a limited time, or full, for as long as the lease lasts.
 
-        A measurement that is done is worth waiting for: the lease lives on by its heartbeats, whatever the disk says.
+        A finished measurement is worth the wait, and heartbeats keep the lease alive whatever the state of the disk.
         """
 
         def checked(left_s: float) -> object:
-            check()  # each time: a worker that is to end does not wait until the service is back
+            check()  # each time, so that a worker that has to end does not wait until the service is back
             return attempt(left_s)
 
         deadline = Deadline(self._outage_s)
@@ -212,7 +212,7 @@ class ServiceClient:
 
 
 def fingerprint(ray_address: str = "") -> str:
-    """Return architecture, processor, usable cores, memory in GiB, accelerators, and the cluster where there is one.
+    """Return architecture, processor, usable cores, memory in GiB, accelerators, and the cluster if there is one.
 
     >>> fingerprint()
     'x86_64, AMD EPYC 7763 64-Core Processor, 2 cores, 24 GiB'

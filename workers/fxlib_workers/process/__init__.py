@@ -1,4 +1,4 @@
-"""Child processes of a worker: started with few variables and with limits, and ended without a trace.
+"""Child processes of a worker: they start with few variables and with limits, and leave nothing behind.
 
-What runs in them lives in `fxlib_workers.rewrite` and `fxlib_workers.trial`.
+The code that runs in them is in `fxlib_workers.rewrite` and `fxlib_workers.trial`.
 """

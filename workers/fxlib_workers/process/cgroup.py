@@ -1,7 +1,7 @@
-"""A cgroup for one job: memory and processes of all that it runs, bounded as a whole.
+"""A cgroup for one job, which bounds the total memory and number of processes that the job uses.
 
-Version 1 and version 2 are used, whichever has the controllers, where this process may make a group: as root, or below
-a group that was delegated to its user (systemd's `Delegate=`, and `DelegateSubgroup=` for the worker itself, since a
+Version 1 or version 2 is used, whichever has the controllers, if this process may make a group: as root, or below a
+group that was delegated to its user (systemd's `Delegate=`, and `DelegateSubgroup=` for the worker itself, since a
 group of version 2 holds either processes or other groups).
 """
 
@@ -19,11 +19,11 @@ from typing import Final
 _PREFIX: Final = "fxlib"
 _REMOVE_S: Final = 5.0
 _JOINED_S: Final = 60.0
-"""The time after which a group that was made has been joined."""
+"""Seconds after its creation by which a group has been joined."""
 
 
 class CgroupUnavailableError(Exception):
-    """No group can be made here; the message says why."""
+    """No group can be made on this host; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class JobCgroup:
     """The group of one job.
 
     Attributes:
-        folders: its folders, one for each hierarchy: one in version 2, and one for each controller in version 1.
+        folders: its folders, one for each hierarchy: one in version 2, one for each controller in version 1.
     """
 
     folders: tuple[Path, ...]
@@ -51,10 +51,10 @@ class JobCgroup:
 
 
 def remove_abandoned() -> None:
-    """Remove the groups of workers that were killed: those without a process whose maker is gone.
+    """Remove the groups of killed workers: those without processes and with a creator that is gone.
 
-    A process may be gone only in this process's sight, and live in another container. A group that is younger than any
-    takes to be joined is therefore left, and one with processes in it the kernel does not remove.
+    A creator that this process cannot see may still live in another container. So a group that is too young to have
+    been joined for certain is left alone, and the kernel does not remove a group with processes in it.
     """
     with contextlib.suppress(OSError, CgroupUnavailableError):
         for parent in _parents(0, 0):
@@ -67,12 +67,12 @@ def remove_abandoned() -> None:
 
 @contextlib.contextmanager
 def job_cgroup(memory_bytes: int, processes: int) -> Iterator[JobCgroup]:
-    """Make a group for a block: together, its processes take so much memory, and are so many, threads included.
+    """Make a group for the duration of a block, with limits on its total memory and number of processes and threads.
 
-    All processes of the group are gone when the block ends.
+    All processes of the group have ended when the block ends.
 
     Raises:
-        CgroupUnavailableError: none can be made.
+        CgroupUnavailableError: no group can be made.
     """
     made: list[Path] = []
     try:
@@ -92,7 +92,7 @@ def job_cgroup(memory_bytes: int, processes: int) -> Iterator[JobCgroup]:
 
 
 def _parents(memory_bytes: int, processes: int) -> Mapping[Path, Mapping[str, int]]:
-    """Return the folders in which a group is made, and the limits to write there, by file."""
+    """Return the folders in which a group is made, with the limits to write there, by file."""
     groups = _own_groups()
     if {"memory", "pids"} <= groups.keys():
         return {
@@ -101,7 +101,7 @@ def _parents(memory_bytes: int, processes: int) -> Mapping[Path, Mapping[str, in
         }
     if "" not in groups:
         raise CgroupUnavailableError("no hierarchy of cgroups is mounted here")
-    # Processes are in the leaves alone: the group of a job is made beside that of the worker, not below it.
+    # Only leaves hold processes, so the group of a job is made beside the worker's, not below it.
     parent = groups[""].parent
     if not _is_delegated(parent):
         raise CgroupUnavailableError("the worker's cgroup is not one that systemd delegated, with Delegate=")
@@ -112,7 +112,7 @@ def _parents(memory_bytes: int, processes: int) -> Mapping[Path, Mapping[str, in
 
 
 def _is_delegated(folder: Path) -> bool:
-    """Return whether systemd has given a group away; it makes no groups there itself."""
+    """Return whether systemd has delegated a group, and makes no groups there itself."""
     for attribute in ("trusted.delegate", "user.delegate"):
         with contextlib.suppress(OSError):
             return os.getxattr(folder, attribute) == b"1"
@@ -136,7 +136,7 @@ def _own_groups() -> dict[str, Path]:
         for controller in controllers.split(","):
             if controller in mounts:
                 folder = mounts[controller] / path.lstrip("/")
-                # In a container, a path may be that of the host, of which the mount shows the container's part.
+                # In a container, a path may be the host's, of which the mount shows only the container's part.
                 found[controller] = folder if folder.exists() else mounts[controller]
     return found
 

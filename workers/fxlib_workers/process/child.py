@@ -1,4 +1,4 @@
-"""A child process below a reaper, and the lines of JSON that worker and child exchange."""
+"""A child process below a reaper, and the lines of JSON that the worker and the child exchange."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHANNEL: Final = "FXLIB_WORKER_CHANNEL"
 """The environment variable that holds the number of a child's socket."""
 
 COMPILER_CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
-"""The environment variable that holds the folder that torch makes when its compiler is imported, and leaves."""
+"""The environment variable for the folder that torch makes when its compiler is imported, and never deletes."""
 
 _LONGEST_LINE: Final = 1 << 20
 """The longest message that is read, in bytes."""
@@ -37,11 +37,12 @@ _NEEDED: Final = (
     *("OMP_*", "MKL_*", "KMP_*", "OPENBLAS_*", "MALLOC_*", "TORCH_*", "PYTORCH_*", "ATEN_*", "ONEDNN_*", "DNNL_*"),
     *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "TP_*"),
 )
-"""The variables that libraries need. A worker's others may hold credentials, which no stranger's graph is to see."""
+"""The variables that libraries need. A worker's other variables may hold credentials, which no stranger's graph may
+see."""
 
 
 class ChildEndedError(Exception):
-    """The child's end of the channel is closed: it ended, or was ended."""
+    """The child's end of the channel is closed, since the child ended or was ended."""
 
 
 class Channel:
@@ -68,11 +69,11 @@ class Channel:
             raise ChildEndedError from error
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """Return the next message; None if none is complete in time.
+        """Return the next message, or None if none is complete in time.
 
         Raises:
             ChildEndedError: the other end is closed.
-            ValueError: what arrived is not a message.
+            ValueError: the received line is not a message.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._received:
@@ -107,28 +108,28 @@ class Channel:
 
 def _message(line: bytes) -> Message:
     try:
-        message = json.loads(line.decode())  # bytes may be of any encoding that json guesses
+        message = json.loads(line.decode())  # json would guess the encoding of bytes
     except RecursionError:
         raise ValueError("a message is nested too deeply") from None
     if not isinstance(message, dict):
-        raise ValueError("a message is no object of JSON")  # noqa: TRY004 - as what is no JSON at all
+        raise ValueError("a message is no object of JSON")  # noqa: TRY004 - as for text that is not JSON
     return message
 
 
 class Child:
     """`python -m MODULE` below a reaper.
 
-    The child ends, with all processes that it started and with its folder, when `end` is called or when this process
-    ends, in whatever way.
+    When `end` is called, or when this process ends in any way, the child ends with all processes that it started, and
+    its folder is deleted.
 
     Args:
         module: the name of the module to run.
         root: the worker's folder; the child's own folder is made in it, and deleted when the child ends.
         environment: variables that are set for the child.
-        keep_variables: names, or patterns of names (`AWS_*`), of variables that it inherits besides those that
+        keep_variables: names, or patterns of names (`AWS_*`), of variables that it inherits in addition to those that
             libraries need.
         arguments: the module's command line.
-        kind: the kind of socket that the child inherits; `channel` speaks over a stream.
+        kind: the kind of socket that the child inherits; `channel` needs a stream.
     """
 
     def __init__(
@@ -175,13 +176,13 @@ class Child:
         return self._reaper.pid
 
     def status(self, timeout_s: float = 30.0) -> int:
-        """Wait for the child, and return its exit status; 128 and more: a signal ended it."""
+        """Wait for the child and return its exit status; 128 and more mean that a signal ended it."""
         return self._reaper.wait(timeout_s)
 
     def end(self) -> None:
         """End the child and all processes that it started, and return when they are gone."""
         self.channel.close()
-        with contextlib.suppress(BrokenPipeError, ValueError):  # the reaper ended by itself, or was told before
+        with contextlib.suppress(BrokenPipeError, ValueError):  # the reaper has ended on its own, or was asked before
             self._lifeline.write(b".")
             self._lifeline.flush()
         with contextlib.suppress(BrokenPipeError):
@@ -211,11 +212,11 @@ def inherited_variables(environment: Mapping[str, str] = os.environ, more: Itera
 
 def python(module: str) -> Sequence[str]:
     """Return the command that runs a module."""
-    # -P: a file that happens to lie in the working directory must not be imported in place of a module.
+    # -P: a file that happens to be in the working directory must not be imported instead of a module.
     return (sys.executable, "-P", "-m", module)
 
 
 def search_path() -> str:
-    """Return this process's search path, on which the operator's modules and this package are."""
+    """Return this process's search path, which has the operator's modules and this package."""
     root = str(Path(__file__).parents[2])
     return os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))

@@ -1,19 +1,19 @@
-"""A process in which a stranger's graph can touch nothing but its own tensors: `contain` makes it of a forked one.
+"""Containment of a forked process by `contain`, so that a stranger's graph can touch nothing but its own tensors.
 
 `contain` is called in a process that was forked for one job, before it reads anything of that job. It returns in a
-process two generations further, which has
+grandchild of that process, which has
 
-- a user of its own and no privileges: another user id where the worker is root, else a user namespace;
+- a user of its own and no privileges: another user id if the worker is root, else a user namespace;
 - no network, or one that only the processes of its trial share (`hold_network`): loopback, and nothing behind it;
 - no files but the Python environment and the system's libraries, read-only, the folders that the policy names, and a
   `/tmp` of its own: no home, no sockets of daemons, no other job's folder, no token;
-- no sight of other processes: it is alone in a namespace of processes, below an init of a few lines;
+- no view of other processes: it is alone in a PID namespace, below an init of a few lines;
 - the system calls of `system_calls`, and no others;
 - limits on threads, on what it writes to `/tmp`, and those of the cgroup that the policy names.
 
-The process that called `contain` stays behind, and waits: it ends as the contained one ends, by the same status or the
-same signal, and the contained one ends when it does. What holds on this host is found out by trying (`probe`): a
-policy asks for just that, and `contain` raises where it does not get it. Linux only.
+The process that called `contain` stays behind and waits. It ends with the same status or signal as the contained one,
+which in turn ends when the caller does. `probe` finds out by trial what this host allows; a policy asks for exactly
+that, and `contain` raises if it does not get it. Linux only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MIB: Final = 1 << 20
 
 
 class Part(enum.StrEnum):
-    """One thing that a contained process has of its own, or does without."""
+    """A part of containment: something that a contained process has of its own, or does without."""
 
     USER = "user"
     """A user id of its own; only root can give it."""
@@ -59,7 +59,7 @@ class Part(enum.StrEnum):
     """A network of its own, or none."""
 
     MEMORY = "memory"
-    """A cgroup that bounds memory and processes of the job as a whole; else each process has limits of its own."""
+    """A cgroup that bounds memory and processes of the job as a whole; without it, each process has its own limits."""
 
 
 ALL_PARTS: Final = frozenset(Part)
@@ -67,12 +67,12 @@ ALL_PARTS: Final = frozenset(Part)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """A network that processes of one host may share, by the files of /proc behind which its namespaces are.
+    """A network that processes of one host may share, given by the files of /proc for its namespaces.
 
     Attributes:
         network: the file of the network namespace; empty for the host's own network.
-        user: the file of the user namespace that owns it; empty where root made it.
-        of_host: whether it is the host's own network, in which names are looked up.
+        user: the file of the user namespace that owns it; empty if root made it.
+        of_host: whether it is the host's own network, in which names can be looked up.
     """
 
     network: str = ""
@@ -85,19 +85,19 @@ HOST_NETWORK: Final = Network(of_host=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Containment:
-    """What a process is to be kept from.
+    """The policy by which a process is contained.
 
     Attributes:
-        parts: what the host allows (`available().parts`), and `contain` is to reach.
-        readable: folders and files that it may read, besides the Python environment and the system's libraries.
-        writable: folders that it may write, too; they become its user's.
-        network: the network that it has; None for none.
-        user: its user id, where the worker is root (`unused_user`).
-        descriptors: the open files that it keeps besides standard input, output and error.
+        parts: the parts that the host allows (`available().parts`), and that `contain` has to reach.
+        readable: folders and files that it may read, in addition to the Python environment and the system's libraries.
+        writable: folders that it may also write; its user becomes their owner.
+        network: the network that it has, if any.
+        user: its user id if the worker is root (`unused_user`).
+        descriptors: the open files that it keeps in addition to standard input, output and error.
         cgroup: the files `cgroup.procs` of the cgroups that it joins.
-        scratch_bytes: what it may write to its `/tmp`, and to `/dev/shm`, which is memory.
-        threads: the threads that its user may have.
-        program: the filter, where the caller compiled it; empty to have it compiled by `contain`.
+        scratch_bytes: the bytes that it may write to its `/tmp` and to `/dev/shm`, which are memory.
+        threads: the number of threads that its user may have.
+        program: the filter, if the caller has compiled it; if empty, `contain` compiles it.
     """
 
     parts: frozenset[Part]
@@ -153,38 +153,38 @@ class ContainmentError(Exception):
 
 
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
-"""Where libraries and locales are."""
+"""The paths of libraries and locales."""
 
 _SETTINGS: Final = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime"),
     "/sys/devices/system",
 )
 _NAMES: Final = ("/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf")
-"""How hosts are found by name, for a process on the host's network."""
+"""The files by which hosts are found by name, for a process on the host's network."""
 
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "nvidia*")
 _USERS: Final = range(61184, 65520)
-"""The user ids that no person has: systemd gives them to its dynamic users, one to a service."""
+"""User ids that no person has: systemd assigns them to its dynamic users, one for each service."""
 
 _OOM_SCORE: Final = 500
-"""How much rather than other processes the kernel ends a contained one when memory runs out, of 1000."""
+"""The preference, out of 1000, with which the kernel ends a contained process when memory runs out."""
 
-_TMP: Final = "/tmp"  # noqa: S108 - in a namespace of the contained process's own
+_TMP: Final = "/tmp"  # noqa: S108 - in the contained process's own namespace
 
 _READY: Final = b"R"
 _FAILED: Final = b"E"
 _LONGEST: Final = 4096
-"""The longest message of an init, in bytes: a pipe hands on so much at once."""
+"""The longest message of an init, in bytes: a pipe passes this much at once."""
 
 
 def contain(policy: Containment) -> None:
-    """Go on as a contained process below the calling one: the function returns there alone.
+    """Continue as a contained process below the calling one; the function returns only there.
 
-    The caller has one thread, was forked or started for one job, and has read nothing of it. What is in its memory is
-    in the contained process's, too. It becomes the outer process of that process, and ends as that one ends.
+    The caller has one thread, was forked or started for one job, and has read nothing of it. The contained process
+    inherits its memory. The caller becomes the outer process of the contained one, and ends in the same way.
 
     Raises:
-        ContainmentError: the kernel refused a part that the policy asks for. The caller is to end.
+        ContainmentError: the kernel refused a part that the policy asks for. The caller must end.
     """
     if (threads := len(list(Path("/proc/self/task").iterdir()))) != 1:
         raise ContainmentError(f"a process with {threads} threads cannot be contained")
@@ -209,20 +209,20 @@ def contain(policy: Containment) -> None:
             linux.load_filter(program)
         if Part.FILES in policy.parts:
             os.environ.update(HOME=_TMP, TMPDIR=_TMP)
-            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # a folder of the host's, which is not shown
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # a folder of the host, which is not visible
     except (OSError, ValueError, FilterUnavailableError) as error:
         raise ContainmentError(str(error)) from error
 
 
 def unused_user() -> int:
-    """Return a user id that nobody has, drawn at random: two jobs that run at once hardly have the same one."""
+    """Return an unused user id, drawn at random, so that jobs that run at once are unlikely to have the same one."""
     known = {each.pw_uid for each in pwd.getpwall()}
     return random.SystemRandom().choice([each for each in _USERS if each not in known])
 
 
 @contextlib.contextmanager
 def hold_network() -> Iterator[Network]:
-    """Make a network with nothing but loopback, which processes of this user on this host may join for a block.
+    """Make a loopback-only network, which processes of this user on this host may join for the duration of a block.
 
     Raises:
         ContainmentError: the kernel refused it.
@@ -252,7 +252,7 @@ def hold_network() -> Iterator[Network]:
 
 
 def keep_network() -> Network:
-    """Return the host's network, which children may join once this process has left it, for as long as it runs.
+    """Return the host's network, which children may join after this process has left it, for as long as it runs.
 
     Only root's children can join it again.
 
@@ -269,7 +269,7 @@ def keep_network() -> Network:
 
 
 def leave_network() -> None:
-    """Have this process, and those that it starts, see a network with nothing but loopback from now on.
+    """Move this process, and those that it starts from now on, to a network with nothing but loopback.
 
     Raises:
         ContainmentError: the kernel refused it.
@@ -279,7 +279,7 @@ def leave_network() -> None:
             _enter_user_namespace()
         linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWUTS)
         linux.raise_loopback()
-        linux.set_host_name("localhost")  # who looks up its own name finds an address that is there
+        linux.set_host_name("localhost")  # a process that looks up its own name gets an address that exists
     except OSError as error:
         raise ContainmentError(str(error)) from error
 
@@ -312,7 +312,7 @@ def _program(policy: Containment) -> bytes:
 
 
 def _hand_over(folder: Path, user: int) -> None:
-    """Make a folder, with all that is in it, a user's."""
+    """Make a user the owner of a folder and everything in it."""
     os.chown(folder, user, user)
     for path, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -320,7 +320,7 @@ def _hand_over(folder: Path, user: int) -> None:
 
 
 def _enter_namespaces(policy: Containment) -> None:
-    """Leave the host's namespaces of users, networks and processes; that of processes takes in the children alone."""
+    """Leave the host's user, network and PID namespaces; the new PID namespace contains only children."""
     network = policy.network
     if not _is_root():
         _enter_user_namespace(network.user if network else "")
@@ -331,7 +331,7 @@ def _enter_namespaces(policy: Containment) -> None:
 
 
 def _enter_user_namespace(path: str = "") -> None:
-    """Enter a namespace of users, where this process has all capabilities; a new one unless there is a path."""
+    """Enter a user namespace in which this process has all capabilities; a new one unless there is a path."""
     if path:
         linux.join_namespace(path, linux.CLONE_NEWUSER)
         return
@@ -343,7 +343,7 @@ def _enter_user_namespace(path: str = "") -> None:
 
 
 def _continue_below(policy: Containment, user: int) -> None:
-    """Return in a child of an init in new namespaces; the calling process is its outer process, and returns no more.
+    """Return in a child of an init in new namespaces. The calling process is its outer process and does not return.
 
     Raises:
         OSError: a mount, or a change of user, was refused.
@@ -359,7 +359,7 @@ def _continue_below(policy: Containment, user: int) -> None:
         _end_with_reader(to_tell)
         _reset_handlers()
         child = os.fork()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not go on
+    except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not continue
         with contextlib.suppress(OSError):  # nobody is there to be told
             os.write(to_tell, _FAILED + str(error).encode()[:_LONGEST])
         os._exit(1)
@@ -369,12 +369,12 @@ def _continue_below(policy: Containment, user: int) -> None:
     try:
         os.write(to_tell, _READY)
         _keep_open({2, to_tell})
-        while True:  # as init: orphans are this process's to wait for
+        while True:  # as init, this process has to wait for orphans
             ended, status = os.wait()
             if ended == child:
                 os.write(to_tell, struct.pack("i", status))
                 os._exit(0)
-    finally:  # the outer process ended, and with it goes all that is here
+    finally:  # the outer process has ended, and everything here ends with it
         os._exit(1)
 
 
@@ -382,7 +382,7 @@ def _wait_outside(init: int, told: int) -> NoReturn:
     """Wait for the end of the contained process, and end in the same way.
 
     Raises:
-        OSError: it could not be contained.
+        OSError: the process could not be contained.
     """
     first = os.read(told, _LONGEST)
     if first[:1] != _READY:
@@ -391,7 +391,7 @@ def _wait_outside(init: int, told: int) -> NoReturn:
     _reset_handlers()
     _keep_open({2, told})
     status = first[1:] or os.read(told, _LONGEST)
-    os.waitpid(init, 0)  # or it would be a zombie of whoever adopts it
+    os.waitpid(init, 0)  # otherwise it would be a zombie of its adopter
     code = os.waitstatus_to_exitcode(struct.unpack("i", status)[0]) if status else -signal.SIGKILL
     if code >= 0:
         os._exit(code)
@@ -403,7 +403,7 @@ def _wait_outside(init: int, told: int) -> NoReturn:
 
 
 def _end_with_reader(descriptor: int) -> None:
-    """End when the parent does, which reads the pipe behind `descriptor`."""
+    """End when the parent, which reads the pipe behind `descriptor`, ends."""
     linux.end_with_parent(signal.SIGKILL)
     poll = select.poll()
     poll.register(descriptor, 0)
@@ -412,15 +412,15 @@ def _end_with_reader(descriptor: int) -> None:
 
 
 def _reset_handlers() -> None:
-    """Forget the handlers of the process that this one was forked from; what it ignores stays ignored."""
+    """Remove the signal handlers of the process that this one was forked from; ignored signals stay ignored."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
 
 
 def _drop_privileges(policy: Containment, user: int) -> None:
-    """Become the user, without any capability, for good."""
-    with contextlib.suppress(PermissionError):  # who has no CAP_SETPCAP gains nothing from the set either
+    """Become the user permanently, without any capability."""
+    with contextlib.suppress(PermissionError):  # a process without CAP_SETPCAP gains nothing from the set either
         linux.bound_capabilities()
     if Part.USER in policy.parts:
         os.setgroups([])
@@ -432,10 +432,10 @@ def _drop_privileges(policy: Containment, user: int) -> None:
 
 
 def _build_root(policy: Containment, user: int) -> None:
-    """Make a root of what the policy shows, and forget the host's.
+    """Make a root with the paths that the policy shows, and leave the host's.
 
-    The new root is built beside the old one, on a temporary file system over `/tmp` that this process alone sees: so
-    bubblewrap does it, too, and no folder of the host's has to be made for it.
+    The new root is built beside the old one, on a temporary file system over `/tmp` that only this process sees, as
+    bubblewrap does. So no folder has to be made on the host.
     """
     shown = list(_shown(policy))
     limits = linux.MS_NOSUID | linux.MS_NODEV
@@ -450,11 +450,11 @@ def _build_root(policy: Containment, user: int) -> None:
     linux.mount("tmpfs", str(new), "tmpfs", limits, "mode=0755,size=4m")
     group = user if Part.USER in policy.parts else os.getgid()
     scratch = f"mode=0700,size={policy.scratch_bytes},uid={user},gid={group}"
-    for name in (_TMP, "/dev/shm"):  # noqa: S108 - of its own
+    for name in (_TMP, "/dev/shm"):  # noqa: S108 - the process's own
         (folder := _at(new, Path(name))).mkdir(parents=True)
         linux.mount("tmpfs", str(folder), "tmpfs", limits, scratch)
     for name in _SYSTEM:
-        if (link := _at(old, Path(name))).is_symlink():  # /bin is usr/bin
+        if (link := _at(old, Path(name))).is_symlink():  # /bin is a link to usr/bin
             _at(new, Path(name)).symlink_to(link.readlink())
     for each in shown:
         _show(each, old, new)
@@ -475,9 +475,9 @@ class _Shown:
     """A folder or a file of the host that a contained process sees.
 
     Attributes:
-        path: where it sees it, which is where it is on the host.
-        source: the same without symbolic links on the way.
-        writable: whether it may write there.
+        path: its path for the contained process, which is the same as on the host.
+        source: the same path without symbolic links.
+        writable: whether the process may write there.
     """
 
     path: Path
@@ -486,9 +486,9 @@ class _Shown:
 
 
 def _shown(policy: Containment) -> Iterator[_Shown]:
-    """Yield what a contained process sees, each folder before those in it, and none within another one."""
+    """Yield the paths that a contained process sees, outer folders first; readable ones are not nested."""
     own = [Path.home(), *policy.writable]
-    # A search path may hold a home, or `/`: what a process imports is never worth all that is there.
+    # A search path may hold a home or `/`: an import never justifies showing everything there.
     imported = [each for each in python_folders() if not any(path.is_relative_to(each) for path in own)]
     of_host = policy.network is not None and policy.network.of_host
     names = _NAMES if of_host or Part.NETWORK not in policy.parts else ()
@@ -517,12 +517,12 @@ def _show(shown: _Shown, old: Path, new: Path) -> None:
 
 
 def _at(root: Path, path: Path) -> Path:
-    """Return where a path of the host is below another root."""
+    """Return the location of a host's path below another root."""
     return root / path.relative_to("/")
 
 
 def _write_names(root: Path, user: int) -> None:
-    """Write what libraries look up about users and hosts, unless the host's own is shown."""
+    """Write the files in which libraries look up users and hosts, except where the host's own are shown."""
     etc = root / "etc"
     etc.mkdir(exist_ok=True)
     names = {
@@ -537,28 +537,28 @@ def _write_names(root: Path, user: int) -> None:
 
 
 def _keep_open(descriptors: Collection[int]) -> None:
-    """Put /dev/null in place of standard input and of all open files but these.
+    """Replace standard input and all open files except these with /dev/null.
 
-    They are not closed: objects of the process that forked this one still hold their numbers.
+    They are not closed, since objects of the forking process still hold their numbers.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if number not in descriptors and number != null:
-            with contextlib.suppress(OSError):  # the one that listed the folder is closed by now
+            with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now
                 os.fstat(number)
                 os.dup2(null, number, inheritable=False)
     os.close(null)
 
 
 def _make_network(to_tell: int, waiting: int) -> None:
-    """Be in a new network until told to end; tell why not."""
+    """Stay in a new network until asked to end; report an error if that fails."""
     leave_network()
     os.close(to_tell)
     os.read(waiting, 1)
 
 
 def run_child(work: Callable[[], None], to_tell: int) -> NoReturn:
-    """Work in a child that was just forked, and end it; write what it raised to a pipe."""
+    """Run work in a child that was just forked, then end it; write any exception to a pipe."""
     try:
         work()
         os._exit(0)

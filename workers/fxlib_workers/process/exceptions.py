@@ -1,4 +1,4 @@
-"""Exceptions that cross a process boundary in words: their types may not be known on the other side."""
+"""Exceptions that cross a process boundary as text, since their types may not be known on the other side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DISK_FAULTS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
-"""The numbers of the errors by which a disk fails, for no fault of the job's."""
+"""The numbers of the errors of a failing disk, for which no job is at fault."""
 
 _LONGEST: Final = 500
 """The longest text of an exception, in characters."""
@@ -22,12 +22,12 @@ _OUT_OF_MEMORY: Final = ("can't allocate memory", "not enough memory", "bad_allo
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception of another process.
+    """An exception from another process.
 
     Attributes:
         text: the exception's type and message.
         out_of_memory: whether an allocation failed.
-        stranded: whether other trainers wait in a collective for the one that raised.
+        stranded: whether other trainers are waiting in a collective for the one that raised.
     """
 
     text: str
@@ -42,7 +42,7 @@ class Raised:
 
 
 def returns_exceptions(method: Callable[P, R]) -> Callable[P, R | Raised]:
-    """Have a method that runs the user's code return a `Raised` in place of raising."""
+    """Make a method that runs the user's code return a `Raised` instead of raising."""
 
     @functools.wraps(method)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | Raised:
@@ -55,6 +55,6 @@ def returns_exceptions(method: Callable[P, R]) -> Callable[P, R | Raised]:
 
 
 def shorten(text: str) -> str:
-    """Return a message on one line, without a traceback, and cut after 500 characters."""
+    """Return a message on one line, without a traceback and truncated to 500 characters."""
     lines = " ".join(filter(None, (line.strip() for line in text.partition("Traceback (most")[0].splitlines())))
     return lines if len(lines) <= _LONGEST else f"{lines[:_LONGEST]} ..."

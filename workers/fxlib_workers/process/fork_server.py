@@ -1,25 +1,26 @@
-"""Forks processes that have their libraries loaded: it imports a module once, and runs `main` of it in each child.
+"""Forks processes with their libraries loaded: it imports a module once, and runs the module's `main` in each child.
 
     python -m fxlib_workers.process.fork_server MODULE
 
-A child starts in milliseconds, where a fresh interpreter takes seconds to import torch. What a child inherits is what
-the imports left behind: this process has one thread (it refuses to serve with more: a fork copies no thread, but the
-locks that it held), computes nothing, never touches an accelerator, and holds no socket but those described here.
+A child starts in milliseconds, whereas a fresh interpreter takes seconds to import torch. A child inherits only what
+the imports left behind: this process has one thread (it refuses to serve with more, since a fork copies no other
+thread, but the locks that it held), computes nothing, never touches an accelerator, and holds only the sockets
+described here.
 
-It is asked over the socket that it inherits (`child.CHANNEL`), by whole messages (SOCK_SEQPACKET) of JSON, in which
-each child has a key of its own:
+Requests come over the socket that it inherits (`child.CHANNEL`), as whole messages (SOCK_SEQPACKET) of JSON, in which
+each child has its own key:
 
-    <- {"ready": true} or {"failed": "why"}        once the module is imported
+    <- {"ready": true} or {"failed": "why"}        after the module is imported
     -> {"fork": KEY, "name": NAME, ...}, a socket  `main(socket, policy)` runs in a child, which `ps` calls NAME
     <- {"forked": KEY, "pid": PID}
     -> {"end": [KEY, ...]}                         they are killed
     <- {"ended": KEY, "status": STATUS}            the exit status; a signal's number, negative, if one ended it
 
-With a `fork` come "containment", the policy by which the child is to contain itself, and "network": a name; children
-that give the same one share a network of theirs. It is empty for that of the policy.
+A `fork` also has "containment", the policy by which the child contains itself, and "network", a name. Children with the
+same name share a network of their own; with an empty name, the policy's network is used.
 
-The children are killed when they are to end, when the other end of that socket is closed, or when this process ends, in
-whatever way; so are the processes that they started. Linux only.
+The children are killed on an "end" message, when the other end of that socket is closed, or when this process ends in
+any way. The processes that they started are killed with them. Linux only.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from fxlib_workers.process.exceptions import shorten
 from fxlib_workers.process.reaper import children_of_this_process, end_descendants
 
 Main = Callable[[socket.socket, Containment], None]
-"""The function that a child runs: it takes the child's socket, and the policy by which it has to contain itself."""
+"""The function that a child runs: it takes the child's socket, and the policy by which the child contains itself."""
 
 _LONGEST_MESSAGE: Final = 1 << 16
 
@@ -56,8 +57,8 @@ class _Network:
 
     Attributes:
         shared: the network, as a policy names it.
-        open: what keeps it open.
-        keys: the children.
+        open: the context that keeps it open.
+        keys: the keys of the children.
     """
 
     shared: Network
@@ -66,10 +67,10 @@ class _Network:
 
 
 class ForkServer:
-    """Forks children, and tells how they ended.
+    """Forks children, and reports how they ended.
 
     Args:
-        control: the socket over which it is asked.
+        control: the socket over which requests come.
         main: the function that each child runs.
     """
 
@@ -81,7 +82,7 @@ class ForkServer:
         self._networks: dict[str, _Network] = {}
 
     def run(self) -> None:
-        """Serve until the other end of the socket is closed, and end what is left."""
+        """Serve until the other end of the socket is closed, then end all remaining children."""
         try:
             self._serve()
         except (BrokenPipeError, ConnectionResetError):
@@ -108,7 +109,7 @@ class ForkServer:
                     self._kill(key)
 
     def _fork(self, message: Mapping[str, Any], end: int) -> int:
-        """Fork a child, and return the descriptor that says when it ends."""
+        """Fork a child, and return a descriptor that becomes ready when the child ends."""
         server = os.getpid()
         policy = self._policy(message)
         if (pid := os.fork()) == 0:
@@ -124,7 +125,7 @@ class ForkServer:
         try:
             os.setsid()
             _end_with(server)
-            Path("/proc/self/comm").write_text(message["name"])  # the kernel keeps 15 bytes
+            Path("/proc/self/comm").write_text(message["name"])  # the kernel keeps only 15 bytes
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             self._control.close()
             for descriptor in self._children:
@@ -141,7 +142,7 @@ class ForkServer:
             os._exit(status)
 
     def _policy(self, message: Mapping[str, Any]) -> Containment:
-        """Return the policy of a child, with the network that it is to share."""
+        """Return the policy of a child, with the network that it shares."""
         policy = Containment.loads(message["containment"])
         if not (name := message["network"]) or Part.NETWORK not in policy.parts:
             return policy
@@ -158,7 +159,7 @@ class ForkServer:
                 self._networks.pop(name).open.close()
 
     def _kill(self, key: str) -> None:
-        with contextlib.suppress(KeyError):  # it has ended by itself
+        with contextlib.suppress(KeyError):  # it has ended on its own
             os.kill(self._pids[key], signal.SIGKILL)
 
     def _reap(self, descriptor: int) -> None:
@@ -170,7 +171,7 @@ class ForkServer:
         self._send(ended=key, status=os.waitstatus_to_exitcode(status))
 
     def _end_orphans(self) -> None:
-        """Kill the processes that a child left behind, which this one has adopted, and theirs."""
+        """Kill the processes that a child left behind, which this process has adopted, and their descendants."""
         while orphans := children_of_this_process() - set(self._pids.values()):
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
@@ -182,16 +183,16 @@ class ForkServer:
 
 
 def _end_with(server: int) -> None:
-    """Have the kernel kill this process when the fork server ends, which may have happened by now."""
+    """Make the kernel kill this process when the fork server ends, which may already have happened."""
     linux.end_with_parent(signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
 
 
 def _reseed() -> None:
-    """Give this child draws of its own where each fork would repeat the others'.
+    """Reseed random generators that would otherwise draw the same numbers in each child.
 
-    `random` sees to itself, and torch begins with one seed in every process.
+    `random` reseeds itself, and torch starts with the same seed in every process.
     """
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
@@ -204,14 +205,14 @@ def _check_threads(module: str) -> None:
 
 
 def main(module: str) -> int:
-    """Import the module, and serve; return the status to exit with."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for others to handle
+    """Import the module and serve; return the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # other processes handle a terminal's Ctrl-C
     linux.adopt_orphans()
     with inherited_socket() as control:
         try:
             run_child: Main = importlib.import_module(module).main
             _check_threads(module)
-        except Exception as error:  # noqa: BLE001 - whoever asks is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the requester is told, whatever it is
             control.send(json.dumps({"failed": shorten(f"{type(error).__name__}: {error}")}).encode())
             return 1
         control.send(json.dumps({"ready": True}).encode())

@@ -1,4 +1,4 @@
-"""Forked children, as those see them who have a fork server (`process.fork_server`) fork them."""
+"""The client's side of forked children, which a fork server (`process.fork_server`) forks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MALFORMED: Final = "the process that forks others said what it never says"
 
 
 SINGLE_THREADED: Final = {"OPENBLAS_NUM_THREADS": "1"}
-"""Variables of a fork server: numpy's pool would start threads with the import; torch's starts with its first use."""
+"""Variables of a fork server. numpy's pool would start threads on import; torch's starts them on first use."""
 
 _END_S: Final = 15.0
 
 
 class ForkError(OSError):
-    """A fork server cannot be started, or ended."""
+    """A fork server cannot be started, or has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Fork:
 
     Attributes:
         forked: its process id, once it runs; raises `ForkError` if it never will.
-        ended: its exit status; a signal's number, negative, if one ended it.
+        ended: its exit status, or the negative number of the signal that ended it.
     """
 
     forked: Future[int]
@@ -45,11 +45,11 @@ class Fork:
 
 
 class ForkServer:
-    """Asks a fork server. Its methods return at once, and may be called from several threads.
+    """Sends requests to a fork server. Its methods return at once and may be called from several threads.
 
     Args:
-        control: the socket over which it is asked; it is closed when the fork server ends.
-        on_end: a function that is called then.
+        control: the socket for requests, which is closed when the fork server ends.
+        on_end: a function that is called when the fork server ends.
 
     Attributes:
         ready: done when it serves; raises `ForkError` if it never will.
@@ -66,31 +66,31 @@ class ForkServer:
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended."""
+        """Whether the fork server has ended."""
         return bool(self._why)
 
     def fork(
         self, key: str, connection: socket.socket, *, name: str, containment: Containment, network: str = ""
     ) -> Fork:
-        """Have a child forked that serves a connection: see `process.fork_server`."""
+        """Request a child that serves a connection; see `process.fork_server`."""
         request = {"fork": key, "name": name, "containment": containment.dumps(), "network": network}
         fork = Fork(Future(), Future())
         with self._lock:
             if not self._why:
                 self._forks[key] = fork
-                with contextlib.suppress(OSError):  # it ended, and whoever listens finds out
+                with contextlib.suppress(OSError):  # it has ended, which the listening thread finds out
                     socket.send_fds(self._control, [json.dumps(request).encode()], [connection.fileno()])
                 return fork
         fork.forked.set_exception(ForkError(self._why))
         return fork
 
     def end(self, keys: Sequence[str]) -> None:
-        """Kill children, with all that they started."""
+        """Kill children, with all processes that they started."""
         with contextlib.suppress(OSError):
             self._control.send(json.dumps({"end": keys}).encode())
 
     def close(self) -> None:
-        """End it, with all its children."""
+        """End the fork server, with all its children."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
 
@@ -114,7 +114,7 @@ class ForkServer:
             fork.ended.set_exception(ForkError(why))
 
     def _heard(self, data: bytes) -> str:
-        """Note a message, and return why the fork server ends, if it says so, or if it is none of its messages."""
+        """Handle a message. If it says that the fork server ends, or is not a valid message, return why."""
         try:
             message = json.loads(data.decode())
         except (ValueError, RecursionError):
@@ -135,17 +135,17 @@ class ForkServer:
         return ""
 
     def _began(self, key: str) -> bool | None:
-        """Whether a child runs; None if nobody asked for it, or if it has ended."""
+        """Return whether a child runs; None if nobody asked for it, or if it has ended."""
         return self._forks[key].forked.done() if key in self._forks else None
 
 
 class ForkedChild:
-    """A child below a fork server, with the channel over which it is spoken to.
+    """A child below a fork server, with the channel to it.
 
     Args:
         server: the fork server.
-        name: the name by which the kernel knows the child.
-        containment: what the child is kept from.
+        name: the child's name in the kernel.
+        containment: the policy by which the child is contained.
     """
 
     def __init__(self, server: ForkServer, name: str, containment: Containment) -> None:
@@ -157,7 +157,7 @@ class ForkedChild:
             self._fork = server.fork(self._key, theirs, name=name, containment=containment)
 
     def status(self, timeout_s: float = 30.0) -> int:
-        """Wait for the child, and return its exit status; 128 and more: a signal ended it.
+        """Wait for the child and return its exit status; 128 and more mean that a signal ended it.
 
         Raises:
             ForkError: its fork server ended.
@@ -166,7 +166,7 @@ class ForkedChild:
         return status if status >= 0 else 128 - status
 
     def end(self) -> None:
-        """End the child, with all that it started, and return when it is gone."""
+        """End the child with all processes that it started, and return when it is gone."""
         self.channel.close()
         self._server.end([self._key])
         with contextlib.suppress(ForkError):
@@ -176,13 +176,13 @@ class ForkedChild:
 class Forker:
     """Forks children that run `main` of one module, from a fork server below a reaper.
 
-    The fork server is started before the first child, and anew if it has ended.
+    The fork server is started before the first child, and restarted if it has ended.
 
     Args:
         module: the name of the module.
         root: the worker's folder.
-        keep_variables: names, or patterns of names, of variables that the children see besides those that libraries
-            need.
+        keep_variables: names, or patterns of names, of variables that the children see in addition to those that
+            libraries need.
     """
 
     def __init__(self, module: str, root: Path, *, keep_variables: Sequence[str] = ()) -> None:
@@ -194,7 +194,7 @@ class Forker:
         self._server: ForkServer | None = None
 
     def start(self) -> ForkServer:
-        """Start the fork server, unless it runs; return at once, while it imports the module."""
+        """Start the fork server unless it is running; return at once, while it imports the module."""
         with self._lock:
             if self._server is None or self._server.closed:
                 self._end()
@@ -210,11 +210,11 @@ class Forker:
             return self._server
 
     def fork(self, name: str, containment: Containment) -> ForkedChild:
-        """Fork a child; return at once, though the fork server may still be starting."""
+        """Fork a child; return at once, even if the fork server is still starting."""
         return ForkedChild(self.start(), name, containment)
 
     def end(self) -> None:
-        """End the fork server, and all children."""
+        """End the fork server and all children."""
         with self._lock:
             self._end()
 

@@ -1,6 +1,6 @@
-"""The lock of a host: rewrites may run beside each other, a trial runs alone, so that nothing disturbs its clocks.
+"""The lock of a host: rewrites may run side by side, but a trial runs alone, so that nothing disturbs its timing.
 
-It is a reader-writer lock on a file (`flock`), which the kernel releases when its holder ends, in whatever way.
+It is a reader-writer lock on a file (`flock`), which the kernel releases when its holder ends in any way.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _POLL_S: Final = 0.1
 
 
 class HostLock:
-    """A lock in the file at `path`, which is created where there is none."""
+    """A lock in the file at `path`, which is created if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @contextmanager
     def rewriting(self, check: Callable[[], None]) -> Iterator[None]:
-        """Share the host with other rewrites, for a block; `check` is called while waiting, and may raise."""
+        """Share the host with other rewrites within a block. `check` is called while waiting and may raise."""
         with self._locked(fcntl.LOCK_SH, check):
             yield
 
     @contextmanager
     def measuring(self, check: Callable[[], None]) -> Iterator[None]:
-        """Have the host to oneself, for a block; `check` is called while waiting, and may raise."""
+        """Use the host exclusively within a block. `check` is called while waiting and may raise."""
         with self._locked(fcntl.LOCK_EX, check):
             yield
 
@@ -52,7 +52,7 @@ class HostLock:
     def _open(self) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            # Without O_CREAT at first: a sticky folder such as /tmp denies it where another user made the file.
+            # First without O_CREAT, which a sticky folder such as /tmp denies if another user made the file.
             return os.open(self._path, flags)
         except FileNotFoundError:
             return os.open(self._path, flags | os.O_CREAT, 0o644)

@@ -1,4 +1,4 @@
-"""What this host has, and the limits that a process sets for itself, and that nothing it runs can raise again."""
+"""The host's memory, and limits that a process sets for itself and that nothing it runs can raise again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 import psutil
 
 _HEADROOM: Final = 4096
-"""The number of processes and threads that a user may start besides the present ones: torch and Ray need hundreds."""
+"""The number of processes and threads that a user may start beyond the current ones; torch and Ray need hundreds."""
 
 
 def host_memory_bytes() -> int:
-    """Return the memory of this host, or of the container that this process is in."""
+    """Return the memory in bytes of this host, or of the container that this process is in."""
     total: int = psutil.virtual_memory().total
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -24,7 +24,7 @@ def host_memory_bytes() -> int:
 
 
 def limit_files(bytes_: int) -> None:
-    """Let this process, and those that it starts, write no file of more than `bytes_` bytes, and no core dump.
+    """Keep this process, and those that it starts, from writing files of more than `bytes_` bytes, and core dumps.
 
     A write beyond the limit raises OSError (EFBIG), since Python ignores the signal.
     """
@@ -33,7 +33,7 @@ def limit_files(bytes_: int) -> None:
 
 
 def limit_processes() -> None:
-    """Let this process's user have some thousand processes and threads more than now, which stops a fork bomb.
+    """Limit this process's user to a few thousand more processes and threads than now, which stops a fork bomb.
 
     The kernel counts all processes of the user. It does not apply this limit to root.
     """

@@ -1,4 +1,4 @@
-"""The system calls of namespaces, mounts and privileges that Python has no functions for. Linux only."""
+"""System calls for namespaces, mounts and privileges for which Python has no functions. Linux only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces that `flags` names for new ones; those of processes take in the children."""
+    """Leave the namespaces that `flags` names for new ones; a new PID namespace contains only children."""
     _check(_LIBC.unshare(flags), "unshare")
 
 
@@ -68,13 +68,13 @@ def join_namespace(path: str, flag: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """Mount a file system, or a folder at a second place (`MS_BIND`)."""
+    """Mount a file system, or an existing folder at a second path (`MS_BIND`)."""
     done = _LIBC.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
     _check(done, f"mount {target}")
 
 
 def restrict_mount(target: str, *, read_only: bool, below: bool = True) -> None:
-    """Have no program of a mount gain privileges, and let nobody write there, or open devices if they may write.
+    """Keep programs on a mount from gaining privileges, and make it read-only, or else deny opening devices there.
 
     With `below`, the same goes for all mounts below it.
     """
@@ -97,17 +97,17 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def set_host_name(name: str) -> None:
-    """Name the host, in this process's namespace of names."""
+    """Set the host name in this process's UTS namespace."""
     _check(_LIBC.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def detach(target: str) -> None:
-    """Take a mount, with all below it, out of this process's view."""
+    """Remove a mount, with all mounts below it, from this process's view."""
     _check(_LIBC.umount2(target.encode(), _MNT_DETACH), f"umount {target}")
 
 
 def raise_loopback() -> None:
-    """Switch the loopback interface of this network namespace on."""
+    """Bring up the loopback interface of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         request = struct.pack("16sh22x", b"lo", 0)
         (flags,) = struct.unpack_from("h", fcntl.ioctl(control, _SIOCGIFFLAGS, request), 16)
@@ -115,22 +115,22 @@ def raise_loopback() -> None:
 
 
 def adopt_orphans() -> None:
-    """Be the parent of processes that descendants of this one leave behind."""
+    """Become the parent of processes that descendants of this one leave behind."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with_parent(number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends. A change of user undoes it."""
+    """Make the kernel send this process a signal when its parent ends. A change of user undoes this."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def hide_memory() -> None:
-    """Let no other process of this user read this one's memory or environment, and write no core dump of it."""
+    """Keep other processes of this user from reading this one's memory and environment, and prevent core dumps."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def gain_no_privileges() -> None:
-    """Let this process, and all that it starts, never gain privileges, whatever they execute."""
+    """Keep this process, and all that it starts, from ever gaining privileges, whatever they execute."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -142,14 +142,14 @@ def bound_capabilities() -> None:
 
 def drop_capabilities() -> None:
     """Give up all capabilities."""
-    with contextlib.suppress(OSError):  # kernels before 4.3 have no ambient ones
+    with contextlib.suppress(OSError):  # kernels before 4.3 have no ambient capabilities
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     _check(_LIBC.capset(ctypes.c_char_p(header), ctypes.c_char_p(bytes(24))), "capset")
 
 
 def load_filter(program: bytes) -> None:
-    """Have the kernel apply a seccomp program to each system call of this thread, and of those that it starts."""
+    """Make the kernel apply a seccomp program to each system call of this thread and of those that it starts."""
     buffer = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: the number of instructions, eight bytes each, and where they are
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))

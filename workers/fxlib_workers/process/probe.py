@@ -1,4 +1,4 @@
-"""What a host allows a contained process, found out by trying it, and the level of containment that this makes."""
+"""Finds out by trial what containment a host allows, and the level of containment that results."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ _PROBE_THREADS: Final = 64
 
 
 class Level(enum.StrEnum):
-    """How far a job's graph is kept from everything else, from the least to the most."""
+    """The degree to which a job's graph is kept from everything else, from the lowest to the highest."""
 
     NONE = "none"
-    """Limits alone."""
+    """Only limits."""
 
     FILTERED = "filtered"
     """No privileges, and a filter on system calls."""
 
     PRIVATE = "private"
-    """Moreover, files and processes of its own; the host's network."""
+    """In addition, its own view of files and processes; the network is the host's."""
 
     ISOLATED = "isolated"
-    """Moreover, a network of its own."""
+    """In addition, a network of its own."""
 
     @property
     def rank(self) -> int:
-        """The place in the order of levels, from 0."""
+        """The position in the order of levels, from 0."""
         return list(Level).index(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Available:
-    """What a host allows.
+    """The parts of containment that a host allows.
 
     Attributes:
-        parts: what a contained process can have.
-        missing: what it cannot, with a sentence that says why.
+        parts: the parts that a contained process can have.
+        missing: the parts that it cannot have, with a sentence that says why.
     """
 
     parts: frozenset[Part]
@@ -62,16 +62,16 @@ class Available:
 
     @classmethod
     def without(cls, missing: Mapping[str, str]) -> Available:
-        """Return what a host allows that does not allow these parts, for the reasons given."""
+        """Return what the host allows without these parts, which are missing for the given reasons."""
         reasons = {Part(part): why for part, why in missing.items()}
         return cls(parts=frozenset(Part) - reasons.keys(), missing=tuple(sorted(reasons.items())))
 
     def level(self, *, own_network: bool = True) -> Level:
-        """Return the level that these parts make; without a network of its own, it is `private` at most."""
+        """Return the level that these parts provide. Without a network of its own, it is at most `private`."""
         return level_of(self.parts if own_network else self.parts - {Part.NETWORK})
 
     def why(self, wanted: Level) -> str:
-        """Return what keeps this host from a level; empty if nothing does."""
+        """Return why this host does not reach a level; empty if it does."""
         return "; ".join(f"{part}: {why}" for part, why in self.missing if part in _NEEDED[wanted])
 
 
@@ -81,16 +81,16 @@ _NEEDED: Final = {
     Level.PRIVATE: frozenset({Part.FILTER, Part.FILES}),
     Level.ISOLATED: frozenset({Part.FILTER, Part.FILES, Part.NETWORK}),
 }
-"""The parts that a level has, and all levels above it."""
+"""The parts that each level requires, as do all levels above it."""
 
 
 def level_of(parts: frozenset[Part]) -> Level:
-    """Return the highest level whose parts, and those of the levels below it, are all there."""
+    """Return the highest level whose parts, and those of the levels below it, are all present."""
     return max((level for level, needed in _NEEDED.items() if needed <= parts), key=lambda level: level.rank)
 
 
 def available() -> Available:
-    """Find out what this host allows a process of this user, by trying it in another process."""
+    """Find out by trial, in another process, what this host allows a process of this user."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.DEVNULL,
@@ -133,14 +133,14 @@ def missing_parts() -> dict[Part, str]:
 
 
 def _import_as_another_user() -> None:
-    """See that another user could import what this process can: its folders may lie in a home that is closed."""
+    """Check that another user could import what this process can, since its folders may be in a private home."""
     contain(Containment(parts=frozenset({Part.USER})))
     for path in python_folders():
         (path / "." if path.is_dir() else path).stat()
 
 
 def _why_not(attempt: Callable[[], None]) -> str:
-    """Try something in a child; return why it failed, or nothing."""
+    """Try something in a child; return why it failed, or an empty text."""
     told, to_tell = os.pipe()
     child = os.fork()
     if not child:

@@ -1,13 +1,13 @@
-"""Runs a command, and leaves nothing of it behind: no process that it started in any way, and no file in its folder.
+"""Runs a command and leaves nothing of it behind: no process that it started in any way, and no file in its folder.
 
     python -m fxlib_workers.process.reaper FOLDER ROOT DESCRIPTOR COMMAND...
 
 A worker starts every process of a trial or of a rewrite below a reaper. The reaper adopts the processes that its
 descendants orphan (it is a *child subreaper*, see prctl(2)). It ends them all as soon as the command ends, or as soon
-as its own standard input does: a pipe whose other end only the worker holds, so that it closes with the worker, even
-one killed by SIGKILL. A worker that ends the command on purpose writes a byte first; without that byte, the reaper
-also deletes ROOT, the folder of the worker itself. The file DESCRIPTOR, over which command and worker talk, is passed
-on to the command. Linux only.
+as its own standard input does. Only the worker holds the other end of that pipe, so it closes when the worker ends,
+even by SIGKILL. A worker that ends the command on purpose first writes a byte; without that byte, the reaper also
+deletes ROOT, the worker's own folder. The file DESCRIPTOR, over which command and worker communicate, is passed on to
+the command. Linux only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TIMEOUT_S: Final = 10.0
 
 def main(folder: str, root: str, descriptor: int, command: list[str]) -> int:
     """Run the command until it or standard input ends; return its status, or 128 plus the signal that ended it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the worker's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker handles a terminal's Ctrl-C
     adopt_orphans()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[descriptor])
     os.close(descriptor)
@@ -51,7 +51,7 @@ def main(folder: str, root: str, descriptor: int, command: list[str]) -> int:
 
 
 def end_descendants(timeout_s: float = _TIMEOUT_S) -> None:
-    """Kill all processes below this one, and those that they orphan meanwhile, until none is left."""
+    """Kill all processes below this one, and those that they orphan in the meantime, until none is left."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         below = psutil.Process().children(recursive=True)
@@ -67,7 +67,7 @@ def end_descendants(timeout_s: float = _TIMEOUT_S) -> None:
 
 
 def delete(folder: Path, timeout_s: float = _TIMEOUT_S) -> None:
-    """Delete a folder, trying again while another reaper, or a process that is about to end, is still writing there."""
+    """Delete a folder, retrying while another reaper or a process that is about to end is still writing there."""
     deadline = time.monotonic() + timeout_s
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
@@ -75,19 +75,19 @@ def delete(folder: Path, timeout_s: float = _TIMEOUT_S) -> None:
 
 
 def children_of_this_process() -> set[int]:
-    """Return the ids of the children of this process, of one thread; those that ended count until they are reaped."""
+    """Return the ids of the children of this single-threaded process; ended ones count until they are reaped."""
     return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
 
 
 def _reap_adopted(child: int) -> None:
-    """Reap the processes that ended and are this one's by adoption: nobody else waits for them."""
+    """Reap adopted processes that have ended, since nobody else waits for them."""
     for pid in children_of_this_process() - {child}:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def _await_end(child: subprocess.Popen[bytes]) -> bool:
-    """Wait for the end of the child or of the worker; return whether the worker ended without writing its byte."""
+    """Wait for the child or the worker to end; return whether the worker ended without writing its byte."""
     process, worker = os.pidfd_open(child.pid), sys.stdin.fileno()
     poll = select.poll()
     poll.register(process, select.POLLIN)

@@ -1,9 +1,10 @@
 """The system calls that a contained process may make, as a seccomp filter.
 
 The list starts from the set `@system-service` of systemd 252 (`systemd-analyze syscall-filter`), which its maintainers
-keep for ordinary services, less what a process that computes does not need: other processes (fork, exec, ptrace,
-signals by descriptor), namespaces and mounts, identities, keys, links and device nodes, io_uring, userfaultfd.
-What is not on it fails with EPERM, so that libraries fall back; what nobody tries by accident ends the process.
+keep for ordinary services, without those that a computing process does not need: other processes (fork, exec, ptrace,
+signals by descriptor), namespaces and mounts, identities, keys, links and device nodes, io_uring, userfaultfd. A call
+that is not on the list fails with EPERM, so that libraries fall back. A call that nobody makes by accident ends the
+process.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _PROCESS: Final = (
     "uname wait4 waitid"
 )
 _FATAL: Final = "init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff"
-"""The calls that end the process: no library makes them, and each would be the whole host's."""
+"""The calls that end the process: no library makes them, and each would affect the whole host."""
 
 _CLONE_THREAD: Final = 0x00010000
 _NETLINK_ROUTE: Final = 0
@@ -56,7 +57,7 @@ _OPTIMIZE_TREE: Final = 2
 
 
 class FilterUnavailableError(Exception):
-    """This host has no way to make a filter; the message says what is missing."""
+    """A filter cannot be made on this host; the message says what is missing."""
 
 
 @functools.cache
@@ -70,7 +71,7 @@ def compile_filter(*, sockets: bool) -> bytes:
         FilterUnavailableError: libseccomp, or its binding, is not installed.
     """
     try:
-        import pyseccomp as seccomp  # here, since its import looks for the library by running other programs
+        import pyseccomp as seccomp  # imported here, since the import runs other programs to find the library
     except ImportError:
         raise FilterUnavailableError("the Python package pyseccomp is not installed") from None
     except RuntimeError:
@@ -86,14 +87,14 @@ def compile_filter(*, sockets: bool) -> bytes:
         made.add_rule(seccomp.ALLOW, name)
     for name in known(_FATAL):
         made.add_rule(seccomp.KILL_PROCESS, name)
-    # A thread, and no process. The flags of clone3 lie in memory, where no filter sees them: the C library goes on
-    # with clone where the kernel has no clone3.
+    # Threads are allowed, processes are not. No filter sees the flags of clone3, which are in memory: the C library
+    # goes on to clone if the kernel has no clone3.
     made.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
     made.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
     families = [socket.AF_UNIX, *([socket.AF_INET, socket.AF_INET6] if sockets else [])]
     for family in families:
         made.add_rule(seccomp.ALLOW, "socket", seccomp.Arg(0, seccomp.EQ, family))
-    if sockets:  # getifaddrs(3), by which gloo and TensorPipe find an interface's address
+    if sockets:  # getifaddrs(3), with which gloo and TensorPipe find an interface's address
         made.add_rule(
             seccomp.ALLOW,
             "socket",

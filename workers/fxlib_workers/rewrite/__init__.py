@@ -1,4 +1,4 @@
-"""A rewrite: a process of its own, with limits, decodes one graph and makes candidates of it by the job's recipe.
+"""A rewrite: a separate process with limits decodes one graph and makes candidates from it by the job's recipe.
 
-The passes themselves live in `fxlib.passes`, and whether a candidate is any good is found out in `fxlib_workers.trial`.
+The passes themselves are in `fxlib.passes`, and `fxlib_workers.trial` finds out whether a candidate is any good.
 """

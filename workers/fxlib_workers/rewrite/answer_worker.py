@@ -1,4 +1,4 @@
-"""Rewrites the graph of one job, within limits, and writes the answer into the job's folder (`exchange`)."""
+"""Rewrites the graph of one job within limits, and writes the answer into the job's folder (`exchange`)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from fxlib_workers.rewrite.make_candidates import make_candidates
 
 
 def main(connection: socket.socket, policy: Containment) -> None:
-    """Be contained, and rewrite each time the worker asks."""
+    """Contain this process, and rewrite each time that the worker asks."""
     logs.set_up()
     channel = Channel(connection)
     try:
         contain(policy)
-        linux.end_with_parent(signal.SIGKILL)  # anew, since it was another parent, or another user
+        linux.end_with_parent(signal.SIGKILL)  # again, since the parent or the user has changed
     except ContainmentError as error:
         channel.send(failed=f"the process could not be contained: {error}")
         sys.exit(1)
@@ -44,7 +44,7 @@ def main(connection: socket.socket, policy: Containment) -> None:
 
 
 def answer_worker(channel: Channel) -> int:
-    """Answer `done` to each wish for a rewrite, or `failed` with the exception in words; return the exit status."""
+    """Answer each request for a rewrite with `done`, or `failed` and the exception as text; return the exit status."""
     try:
         job = channel.receive() or {}
         bounds.install()
@@ -57,7 +57,7 @@ def answer_worker(channel: Channel) -> int:
             channel.send(done=True)
     except ChildEndedError:
         return 0
-    except Exception as error:  # noqa: BLE001 - a pass may fail in any way, and that is the answer
+    except Exception as error:  # noqa: BLE001 - a pass may fail in any way, which is then the answer
         raised = Raised.of(error)
         number = error.errno if isinstance(error, OSError) else None
         channel.send(
@@ -71,10 +71,10 @@ def answer_worker(channel: Channel) -> int:
 
 
 def rewrite(folder: JobFolder) -> None:
-    """Decode the job's graph, make candidates by its recipe, and write them and the report.
+    """Decode the job's graph, make candidates by its recipe, and write them with the report.
 
     Raises:
-        FxlibError: the graph, the recipe or the workload are not valid, or a pass broke its promise.
+        FxlibError: the graph, the recipe or the workload is not valid, or a pass broke its promise.
     """
     start, workload, request = time.monotonic(), folder.workload(), folder.request()
     graph, recipe = wire.parse(folder.original.read_bytes()), recipe_from_proto(request.recipe)
@@ -84,9 +84,7 @@ def rewrite(folder: JobFolder) -> None:
         folder.write_rewrite(replace(report, explanation=explanation))
         return
     original = wire.decode(graph, blobs=folder.blobs(), seed=workload.seed)
-    check_weights(
-        recipe, graph
-    )  # weights that were not sent are drawn at random, and nothing may be computed from them
+    check_weights(recipe, graph)  # weights that were not sent are random, and nothing may be computed from them
     trial = trial_from_proto(request.trial)
     bound = trial.max_relative_error
     found = make_candidates(
@@ -105,7 +103,7 @@ def rewrite(folder: JobFolder) -> None:
     if candidates and not hopeless:
         folder.write_rewrite(candidates[0].report, candidates)
         return
-    if folder.candidates():  # the profile finds those of an earlier plan hopeless: a trial says for certain
+    if folder.candidates():  # by the profile, those of an earlier plan are hopeless, but only a trial is certain
         return
     calls = any(is_call(node) or is_issue(node) for node in original.graph.nodes)
     reason = Reason.NOTHING_TO_GAIN if candidates else Reason.NOTHING_CHANGED if calls else Reason.NO_CALLS
@@ -118,7 +116,7 @@ def rewrite(folder: JobFolder) -> None:
 
 
 def _limit(limits: RewriteLimits) -> None:
-    """Limit what this process may take from now on; the libraries are loaded already."""
+    """Limit the resources of this process from now on; the libraries are already loaded."""
     memory = psutil.Process().memory_info().vms + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))

@@ -1,4 +1,4 @@
-"""The candidates that a recipe and its alternatives make of one graph, the most promising first."""
+"""Makes candidates from one graph by a recipe and its alternatives, the most promising first."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from fxlib_workers.exchange import Candidate
 _LOG: Final = logs.Log(__name__)
 
 _ALTERNATIVES_S: Final = 30.0
-"""The time after which no further alternative is begun, since a large graph takes long to plan."""
+"""Seconds after which no further alternative is begun, since a large graph takes long to plan."""
 
 _MOST_BATCHES: Final = 8
-"""Number of batches, besides those of a pipeline's depth, in which keys are looked at."""
+"""Number of batches, in addition to those of a pipeline's depth, whose keys are examined."""
 
 _ROUNDING: Final = TrialOptions().max_relative_error
-"""The bound up to which lossy passes are no use: rounding alone keeps to it."""
+"""The error bound up to which lossy passes are useless, since it allows only for rounding."""
 
 _FOR_BFLOAT16: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""The instructions without which bfloat16 is slower than float32; the last one is ARM's."""
+"""The instructions without which bfloat16 is slower than float32; the last one is for ARM."""
 
 _SCHEDULING: Final = frozenset(each.name for each in recipes.get("schedule").passes)
-"""The passes that leave local work as it is."""
+"""The passes that leave local work unchanged."""
 
 _SPLIT: Final = recipes.Recipe(name="split", passes=(DeadCode(), MergeReads(), SplitCalls()))
 
@@ -60,9 +60,9 @@ class Candidates:
 
     Attributes:
         ranked: the candidates, the most promising first.
-        recipe: what the passes of the recipe itself did.
-        headroom: the gain that no legal order can exceed by the cost model (0.01 is 1%); None if there is no profile,
-            or if passes of the recipe change more than the order of calls and work.
+        recipe: the reports of the passes of the recipe itself.
+        headroom: the gain (0.01 is 1%) that no legal order can exceed according to the cost model; None if there is no
+            profile, or if passes of the recipe change more than the order of calls and work.
     """
 
     ranked: tuple[Candidate, ...]
@@ -81,21 +81,21 @@ def make_candidates(
     check: Callable[[recipes.Recipe], None] = lambda _: None,
     diffs: bool = False,
 ) -> Candidates:
-    """Apply a recipe and its alternatives, and rank what differs by the step time that the cost model expects.
+    """Apply a recipe and its alternatives, and rank the distinct results by the step time that the cost model expects.
 
-    Without a profile, the recipe itself comes first: estimates are good enough to plan by, not to choose by. Lossy
-    passes keep to `max_relative_error`. `backends` are the launcher's, with versions, among which `auto` chooses.
-    `check` raises where a recipe cannot be run on what was sent. With `diffs`, reports show what each pass did to the
-    generated code.
+    Without a profile, the recipe itself comes first, since estimates are good enough for planning but not for choosing.
+    Lossy passes keep to `max_relative_error`. `backends` are the launcher's, with versions; `auto` chooses among them.
+    `check` raises if a recipe cannot be run on the data that was sent. With `diffs`, reports show what each pass did to
+    the generated code.
 
     Raises:
-        FxlibError: the recipe itself does not apply, or a pass of it broke its promise.
+        FxlibError: the recipe itself does not apply, or one of its passes broke its promise.
     """
     request = replace(recipes.PlanningRequest.of(workload, profile), max_relative_error=max_relative_error)
     done = recipe.run(original, request, diffs=diffs)
     here, untried = _installed(backends)
     first, *others = alternatives.candidates(recipe, profile, has_calls=bool(done.calls), backends=here)
-    # What is measured bounds the step of the program with its contracts, and without what every recipe drops.
+    # The bound is for the measured program with its contracts, and without the nodes that every recipe drops.
     split = None if profile is None else _SPLIT.run(original, request).module
     limit = None if split is None else bound(split, profile)
     missing = undeclared(original, recipe, request)
@@ -139,9 +139,9 @@ def _named(name: str, pipeline: int, depth: int) -> str:
 
 
 def _loop(original: GraphModule, workload: Workload, depth: int) -> Loop:
-    """Return the loop that a workload describes. Where nobody can tell how often keys come again, all do."""
+    """Return the loop that a workload describes. If it is unknown how often keys recur, all keys count as recurring."""
     shares: dict[str, float] = {}
-    with suppress(Exception):  # whatever the work raises that makes the keys: the trial shows it
+    with suppress(Exception):  # if the work that makes the keys raises, the trial will show it
         if isinstance(original, CapturedModule):
             shares = conflicts(original, workload.drawn_batches[: depth + _MOST_BATCHES], depth=depth)
     return Loop(depth=depth, conflicts=shares, several_trainers=workload.trainers > 1)
@@ -159,13 +159,13 @@ def _headroom(
 
 
 def _program(module: GraphModule) -> str:
-    """Return a text that equal programs share; a limit on calls in flight by itself makes no other program."""
+    """Return a text that equal programs share. A different limit on calls in flight alone makes no new program."""
     nodes = (node for node in module.graph.nodes if node.target is not limit_in_flight)
     return "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs} {node.meta.get(BACKEND)}" for node in nodes)
 
 
 def _installed(backends: Sequence[str]) -> tuple[list[str], list[CandidateReport]]:
-    """Return the names of the launcher's backends that are here, too, and a row for each of the others."""
+    """Return the names of the launcher's backends that are installed here, and a report row for each of the others."""
     here, rows = list[str](), list[CandidateReport]()
     for given in backends:
         name = given.partition("==")[0]
@@ -179,7 +179,7 @@ def _installed(backends: Sequence[str]) -> tuple[list[str], list[CandidateReport
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """Runs alternatives of a recipe, and notes in `untried` which cannot be had, and why."""
+    """Runs alternatives of a recipe, and records in `untried` which were not possible, and why."""
 
     original: GraphModule
     request: recipes.PlanningRequest
@@ -188,7 +188,7 @@ class _Tried:
     diffs: bool
 
     def of(self, others: Sequence[recipes.Recipe], *, auto: bool) -> Iterator[tuple[str, recipes.Rewrite]]:
-        """Yield what they make of the original, with their names, until the time for it is over."""
+        """Yield the programs that they make from the original, with their names, until the time is up."""
         start = time.monotonic()
         for other in others:
             if time.monotonic() - start > _ALTERNATIVES_S:
@@ -200,7 +200,7 @@ class _Tried:
             try:
                 self.check(other)
                 rewrite = other.run(self.original, self.request, diffs=self.diffs)
-            except FxlibError as error:  # the recipe itself applies, which is what was asked for
+            except FxlibError as error:  # the recipe itself, which was asked for, does apply
                 self._leave_out(other, str(error))
                 continue
             if auto and not rewrite.changed:
@@ -208,7 +208,7 @@ class _Tried:
             yield other.name, rewrite
 
     def _not_wanted(self, other: recipes.Recipe) -> str:
-        """Say why the request has no use for a recipe; empty if it may have."""
+        """Return why a recipe is of no use to the request; empty if it may be of use."""
         bound = self.request.max_relative_error
         if other.preserves == "lossy" and bound is not None and bound <= _ROUNDING:
             return f"it is lossy, and max_relative_error is {bound:g}, which is for rounding alone"

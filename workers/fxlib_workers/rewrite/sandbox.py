@@ -1,4 +1,4 @@
-"""The worker's side of a rewrite: it has a process forked for each job, watches it, and may ask it again."""
+"""The worker's side of a rewrite: it gets a forked process for each job, watches it, and may ask it again."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from fxlib_workers.process.forking import ForkedChild, Forker, ForkError
 _LOG: Final = logs.Log(__name__)
 
 REWRITING: Final = "fxlib_workers.rewrite.answer_worker"
-"""The module that the process of a rewrite runs: that of its `Forker`."""
+"""The module that the process of a rewrite runs, for its `Forker`."""
 
 _POLL_S: Final = 0.2
 _LIBRARIES_BYTES: Final = 1 << 30
-"""What the libraries take, for which no graph is to blame."""
+"""Memory in bytes that the libraries use, which is not counted against a graph."""
 
 _ENDED_BY_SIGNAL: Final = 128
-"""The exit status of a process that a signal ended, less the signal's number."""
+"""The exit status of a process that a signal ended, minus the signal's number."""
 
 _KILLED: Final = frozenset({_ENDED_BY_SIGNAL + signal.SIGKILL, _ENDED_BY_SIGNAL + signal.SIGTERM})
-"""The exit statuses of a process that was killed from outside: the limits set here end it in other ways."""
+"""The exit statuses of a process that was killed from outside; the limits set here end it in other ways."""
 
 _KILLS: Final = 2
-"""The number of times that a killed process is started again for one rewrite."""
+"""The number of times that a killed process is restarted for one rewrite."""
 
 
 class RewriteSandbox:
-    """Rewrites one job's graph in a process of its own, which lives until the context ends.
+    """Rewrites one job's graph in a separate process, which lives until the context ends.
 
     Args:
         folder: the job's folder, which holds request, graph and blobs.
-        limits: what the process may take.
-        forker: what forks the process.
-        check: a function that is called while the process works; what it raises is raised here.
-        containment: what the process is kept from; it may write the job's folder besides.
+        limits: the resources that the process may use.
+        forker: the forker that makes the process.
+        check: a function that is called while the process works; its exceptions are raised here.
+        containment: the policy by which the process is contained; in addition, it may write the job's folder.
         modules: the operator's modules, whose import registers the clients that passes may schedule.
     """
 
@@ -80,10 +80,10 @@ class RewriteSandbox:
             self._child.end()
 
     def rewrite(self) -> Report:
-        """Rewrite the graph by what the folder now holds, write the candidates there, and return what the passes did.
+        """Rewrite the graph by the folder's current contents, write candidates there, and return what the passes did.
 
         If the rewrite fails, the candidates of an earlier one stay. A process that was killed from outside (by an
-        operator, by the kernel when the host was out of memory) is started again, a few times.
+        operator, or by the kernel when the host was out of memory) is restarted a few times.
 
         Raises:
             OSError: this worker's disk fails.
@@ -120,12 +120,12 @@ class RewriteSandbox:
 
     def _start(self) -> ForkedChild:
         child = self._forker.fork("rewrite", self._policy)
-        with suppress(ChildEndedError):  # which shows again when it is asked
+        with suppress(ChildEndedError):  # which shows again on the next request
             child.channel.send(job=str(self._folder.path), limits=asdict(self._limits), modules=self._modules)
         return child
 
     def _end_of_child(self) -> tuple[Report, bool]:
-        """Return what there is to say of a process that ended, and whether it, or what forks it, was killed."""
+        """Return a description of how a process ended, and whether it, or its fork server, was killed."""
         try:
             status = self._child.status()
         except ForkError as error:
@@ -146,7 +146,7 @@ class RewriteSandbox:
 
 
 def _cgroup(containment: Containment, limits: RewriteLimits) -> AbstractContextManager[JobCgroup | None]:
-    """Bound what all processes of a rewrite take together, where this host allows it."""
+    """Bound the total resources of all processes of a rewrite, if this host allows it."""
     if Part.MEMORY not in containment.parts:
         return nullcontext()
     return job_cgroup(limits.memory_bytes + containment.scratch_bytes + _LIBRARIES_BYTES, containment.threads)
