@@ -97,7 +97,8 @@ def _is_pointwise(node: Node) -> bool:
     target: Any = getattr(node.target, "overloadpacket", node.target)
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     packet = getattr(torch.ops.aten, _ARITHMETIC.get(name.strip("_"), name.strip("_")), None)
-    overloads = () if packet is None else map(packet.__getattr__, packet.overloads())
+    # `__getattr__` itself would make another object of each overload, and leave that in the place of torch's.
+    overloads = () if packet is None else (getattr(packet, each) for each in packet.overloads())
     return any(torch.Tag.pointwise in each.tags for each in overloads)
 
 

@@ -177,6 +177,12 @@ def test_nothing_of_the_launcher_s_is_written_over_that_the_original_leaves_alon
         screen(adding("made", target), adding("made", target), passes=passes)
 
 
+def test_torch_s_operators_are_the_same_objects_afterwards() -> None:
+    before = [aten.add.Tensor, aten.mul.Tensor, aten.add_.Tensor]
+    screen(adding("made"), adding("made"), passes=())
+    assert [id(each) for each in before] == [id(each) for each in (aten.add.Tensor, aten.mul.Tensor, aten.add_.Tensor)]
+
+
 def test_a_rule_may_bring_what_its_replacement_calls() -> None:
     rule = fxlib.Rule(lambda x: F.gelu(x), lambda x: x * torch.sigmoid(1.702 * x))  # noqa: PLW0108 - it is traced
     captured = torch.fx.symbolic_trace(nn.GELU())
