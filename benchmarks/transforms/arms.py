@@ -19,7 +19,7 @@ from torch.fx import GraphModule, symbolic_trace
 import fxlib
 from benchmarks.transforms.comparisons import COMPARISONS, Comparison, of_model
 from benchmarks.transforms.graphs import Chain, StockChain
-from fxlib.passes.infra.edit import working_copy as draft_of
+from fxlib.passes.infra.edit import working_copy
 from fxlib.recipes import recipes
 
 SCHEDULE: Final = "schedule"
@@ -174,7 +174,7 @@ def _trace(size: int) -> tuple[Run, int]:
 
 
 def _ours(comparison: Comparison, module: GraphModule) -> Run:
-    draft, before = draft_of(module), comparison.left(module)
+    draft, before = working_copy(module), comparison.left(module)
 
     def run() -> list[Taken]:
         with _collector_resting():

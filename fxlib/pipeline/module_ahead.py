@@ -23,7 +23,7 @@ from fxlib.pipeline.choice import Choice, InTurn, MeasuredChoice
 from fxlib.pipeline.leaves_pushes import LeavesPushes
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
-from fxlib.pipeline.trainers import Trainers, servers_of
+from fxlib.pipeline.trainers import Trainers
 from fxlib.pipeline.unchanged import Noted
 from fxlib.pipeline.updates import Block, Updates
 from fxlib.pipeline.watch import WATCH
@@ -130,7 +130,7 @@ class ModuleAhead(LeavesPushes):
         """Number of batches for each push, as last observed; None before the first push."""
         self._pushes = 0
         """Number of steps whose pushes were made."""
-        self._trainers = Trainers()
+        self._trainers = Trainers(module)
         self._choice: Choice = MeasuredChoice()
         self._depth = 1
         self._not_by_keys: dict[Node, str] = {}
@@ -151,8 +151,6 @@ class ModuleAhead(LeavesPushes):
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """Make the calls of a later forward that may be made now; return None if none can be made now or later."""
-        if not self._loops:
-            self._trainers.loop_began(servers_of(self._module), None)
         program = None if self._is_distributed else self._program_for(args, kwargs)
         if program is None or not program.calls:
             return None
@@ -206,7 +204,7 @@ class ModuleAhead(LeavesPushes):
             leaves_pushes: whether `push_gradients` returns before pushes were answered.
             trainers: number of processes that write to the servers; None if the program has not said.
         """
-        self._trainers.loop_began(servers_of(self._module), trainers)
+        self._trainers.loop_began(trainers)
         self.settle_pushes()
         self._loops += 1
         self._leaving += leaves_pushes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
 
 from torch import distributed
 from torch.distributed import rpc
@@ -28,8 +27,8 @@ class Trainers:
     So it counts as one until the loop says how many trainers there are.
     """
 
-    def __init__(self) -> None:
-        self._servers: Collection[str] = frozenset()
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
         self._stated: int | None = None
         self._agent: object = None
         """The RPC agent whose workers were examined; None before the first."""
@@ -37,22 +36,20 @@ class Trainers:
         """The names of its workers that are neither this process nor servers of the module."""
         self._told = False
 
-    def loop_began(self, servers: Collection[str], stated: int | None) -> None:
-        """Note the servers that a loop's module calls, and the number of trainers if the program states it."""
-        self._servers, self._stated, self._agent = servers, stated, None
+    def loop_began(self, stated: int | None) -> None:
+        """Note the number of trainers that the program states; None if it states none."""
+        self._stated, self._agent = stated, None
 
     @property
     def are_several(self) -> bool:
         """Whether any other process may write to the servers."""
         if self._stated is not None:
             return self._stated > 1
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            return True
-        return bool(self._other_workers())
+        return _in_group() or bool(self._other_workers())
 
     def tell(self) -> None:
         """Warn, once, about workers that count as trainers although the program has not said so."""
-        others = [] if self._stated is not None else self._other_workers()
+        others = [] if self._stated is not None or _in_group() else self._other_workers()
         if others and not self._told:
             warnings.warn(
                 f"{Reason.AHEAD_SEVERAL_TRAINERS.sentence()}. The module does not call {', '.join(others)}, which may "
@@ -68,5 +65,10 @@ class Trainers:
         agent = rpc.api._get_current_rpc_agent()
         if agent is not self._agent:
             names = {each.name for each in agent.get_worker_infos()} - {agent.get_worker_info().name}
-            self._agent, self._others = agent, sorted(names - set(self._servers))
+            self._agent, self._others = agent, sorted(names - servers_of(self._module))
         return self._others
+
+
+def _in_group() -> bool:
+    """Return whether the process group has other ranks."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
