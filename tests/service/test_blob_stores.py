@@ -41,22 +41,26 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     return made
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """A bucket of a server that speaks the API of S3."""
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """A server that speaks the API of S3; one for all tests of a process, which may come to this module twice."""
     from moto.server import ThreadedMotoServer  # half a second, which no other test needs
 
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patched.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            patched.setenv(name, "testing")
-        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("blobs-of-a-test")
-        yield "s3://blobs-of-a-test"
+    yield f"http://{host}:{port}"
     server.stop()
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    fsspec.filesystem("s3").makedirs("blobs-of-a-test", exist_ok=True)
+    return "s3://blobs-of-a-test"
 
 
 def at_url(tmp_path: Path) -> UrlBlobStore:
