@@ -32,7 +32,7 @@ from fxlib.client.session import Inquiry, Outcome, ask, kept, left_alone
 from fxlib.client.watch_job import Progress, Silent, display, follow, get_job
 from fxlib.config import DISABLE, TORCH_VERSIONS, disabled, service_address
 from fxlib.errors import CaptureError, CredentialError, FxlibError, FxlibWarning, WorkloadError
-from fxlib.protocol import job_from_proto, live_to_proto, state_to_proto
+from fxlib.protocol import filter_to_proto, job_from_proto, live_to_proto
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.plain_forward import train_as_written
 from fxlib.spec.job import Event, Job, JobFilter, JobPage, State
@@ -347,16 +347,8 @@ class Client:
     def _page(
         self, wanted: JobFilter, deadline: Deadline, *, size: int, token: str, oldest_first: bool = False
     ) -> JobPage:
-        request = jobs_pb2.ListJobsRequest(
-            namespace=wanted.namespace,
-            name=wanted.name,
-            labels=wanted.labels,
-            states=[state_to_proto(state) for state in wanted.states],
-            id_prefix=wanted.id_prefix,
-            page_size=size,
-            page_token=token,
-            oldest_first=oldest_first,
-        )
+        request = filter_to_proto(wanted)
+        request.page_size, request.page_token, request.oldest_first = size, token, oldest_first
         answer = self._connection.call(
             "listing jobs", lambda left_s: self._connection.jobs.ListJobs(request, timeout=left_s), deadline
         )

@@ -9,11 +9,11 @@ from fxlib.protocol.jobs import (
     LEASE,
     event_from_proto,
     event_to_proto,
+    filter_from_proto,
+    filter_to_proto,
     job_from_proto,
     job_to_proto,
     live_to_proto,
-    state_from_proto,
-    state_to_proto,
 )
 from fxlib.protocol.profile import profile_from_proto, profile_to_proto
 from fxlib.protocol.recipe import (
@@ -59,6 +59,8 @@ __all__ = [
     "contract_to_proto",
     "event_from_proto",
     "event_to_proto",
+    "filter_from_proto",
+    "filter_to_proto",
     "is_auto",
     "job_from_proto",
     "job_to_proto",
@@ -73,8 +75,6 @@ __all__ = [
     "report_to_proto",
     "spec_from_proto",
     "spec_to_proto",
-    "state_from_proto",
-    "state_to_proto",
     "trial_from_proto",
     "trial_to_proto",
     "value_from_proto",

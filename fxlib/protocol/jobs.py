@@ -7,9 +7,9 @@ from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fxlib.protocol.converter import Bijection, Converter, FieldRule, finite
+from fxlib.protocol.converter import Bijection, Converter, FieldRule, each_by, finite
 from fxlib.protocol.report import GAIN, blob_from_proto, report_from_proto, report_to_proto, variant_graphs_of
-from fxlib.spec.job import Event, Job, JobFailure, State
+from fxlib.spec.job import Event, Job, JobFailure, JobFilter, State
 from fxlib.spec.report import LiveFigures
 from fxlib.v1 import jobs_pb2
 from fxlib.wire.faults import Fault
@@ -28,25 +28,18 @@ _STATES = Bijection[State, "jobs_pb2.JobState"](
 )
 
 
-STATE = _STATES.rule
-"""The rule of a field that holds a job's state."""
+def filter_to_proto(wanted: JobFilter) -> jobs_pb2.ListJobsRequest:
+    """Write the filter of a listing."""
+    return _FILTER.write(wanted)
 
 
-def state_to_proto(state: State) -> jobs_pb2.JobState:
-    """Write a job's state."""
-    return _STATES.there(state)
-
-
-def state_from_proto(proto: jobs_pb2.JobState) -> State:
-    """Read a job's state.
+def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> JobFilter:
+    """Read the filter of a listing.
 
     Raises:
-        WireError: the number has no meaning.
+        WireError: the number of a state has no meaning.
     """
-    try:
-        return _STATES.back(proto)
-    except Fault as fault:
-        raise fault.at("Job.state") from None
+    return _FILTER.read_at("ListJobsRequest", proto)
 
 
 def job_to_proto(job: Job) -> jobs_pb2.Job:
@@ -113,18 +106,16 @@ def _answer_of(proto: jobs_pb2.Job) -> dict[str, object]:
 
 _TIME = FieldRule(_to_timestamp, _from_timestamp)
 _LIVE = Converter(LiveFigures, jobs_pb2.LiveFigures, rules={"at": _TIME, "gain": GAIN})
-FAILURE = Converter(JobFailure, jobs_pb2.JobFailure).one
-"""The rule of a field that holds why a job has no answer."""
-
+_FAILURE = Converter(JobFailure, jobs_pb2.JobFailure)
 _JOB = Converter(
     Job,
     jobs_pb2.Job,
     rules={
-        "state": STATE,
+        "state": _STATES.rule,
         "created_at": _TIME,
         "started_at": _TIME,
         "finished_at": _TIME,
-        "failure": FAILURE,
+        "failure": _FAILURE.one,
         "live": _LIVE.one,
     },
     left_out=("result", "report", "graph", "variant_graphs"),
@@ -136,7 +127,14 @@ _EVENT = Converter(
     jobs_pb2.JobEvent,
     rules={
         "at": _TIME,
-        "state": STATE,
+        "state": _STATES.rule,
         "progress": FieldRule(read=lambda progress: None if progress < 0 else finite(progress), unknown=-1.0),
     },
+)
+_FILTER = Converter(
+    JobFilter,
+    jobs_pb2.ListJobsRequest,
+    text=None,
+    rules={"states": FieldRule(each_by(_STATES.there), each_by(_STATES.back))},
+    left_out=("page_size", "page_token", "oldest_first"),
 )

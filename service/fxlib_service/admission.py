@@ -14,11 +14,11 @@ from fxlib import wire
 from fxlib.protocol import blobs_of
 from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
 from fxlib_service import content_checks
-from fxlib_service.blobs.base import Blob, BlobStore, damaged
+from fxlib_service.blobs.base import BlobStore, CheckedBlob, damaged
 from fxlib_service.check_pool import CheckPool
 from fxlib_service.clock import Clock
 from fxlib_service.config import Limits
-from fxlib_service.convert import blob_from_proto
+from fxlib_service.convert import checked_blob
 from fxlib_service.errors import Code, ServiceError, Violation
 from fxlib_service.field_checks import DEFAULT_NAME, check_submission
 from fxlib_service.job import Job
@@ -164,7 +164,7 @@ class Admission:
 
     async def still_there(self, ref: graph_pb2.BlobRef, tenant: str) -> bool:
         """Return whether a graph that was checked before is still stored with its weights. Asking counts as a use."""
-        blob = blob_from_proto(ref)
+        blob = checked_blob(ref)
         if await asyncio.to_thread(self._blobs.size, blob.sha256) != blob.size:
             return False
         try:
@@ -180,7 +180,7 @@ class Admission:
         found = dict[str, int]()
         for each in (result, *(variant.result for variant in result.variants)):
             if each.HasField("graph"):
-                blob = blob_from_proto(each.graph)
+                blob = checked_blob(each.graph)
                 found |= {blob.sha256: blob.size, **dict(await self._weights_of(blob, tenant))}
         return found
 
@@ -204,7 +204,7 @@ class Admission:
     async def _check_graph(
         self, ref: graph_pb2.BlobRef, field: str, caller: Caller, recipe: jobs_pb2.Recipe | None = None
     ) -> dict[str, int]:
-        blob = blob_from_proto(ref, field)
+        blob = checked_blob(ref, field)
         asked = None if recipe is None else recipe.SerializeToString(deterministic=True)
 
         def load(known: bool) -> bytes:
@@ -234,12 +234,12 @@ class Admission:
             await asyncio.to_thread(self._check_present, named, caller)
         return {blob.sha256: blob.size, **dict(weights)}
 
-    async def _weights_of(self, blob: Blob, tenant: str) -> content_checks.Sizes:
+    async def _weights_of(self, blob: CheckedBlob, tenant: str) -> content_checks.Sizes:
         return await self.checks.run(
             content_checks.weights_of, tenant=tenant, key=blob.sha256, load=lambda known: self._sound(blob, known)
         )
 
-    def _sound(self, blob: Blob, known: bool) -> bytes:
+    def _sound(self, blob: CheckedBlob, known: bool) -> bytes:
         """Return the bytes of a blob, or nothing if they are known; either way they are read and have its digest."""
         if not known:
             return self._blobs.read_all(blob)
@@ -248,7 +248,7 @@ class Admission:
         return b""
 
     def _check_present(self, refs: dict[str, graph_pb2.BlobRef], caller: Caller) -> None:
-        blobs = {field: blob_from_proto(ref, field) for field, ref in refs.items()}
+        blobs = {field: checked_blob(ref, field) for field, ref in refs.items()}
         named = {blob.sha256 for blob in blobs.values()}
         known = named if caller.namespace is None else self._store.held(caller.namespace, named)
         missing = {
@@ -281,7 +281,7 @@ def _graphs_of(request: jobs_pb2.OptimizeRequest) -> Iterator[str]:
             yield workload.loss.graph.sha256
 
 
-def _missing(blobs: Mapping[str, Blob]) -> ServiceError:
+def _missing(blobs: Mapping[str, CheckedBlob]) -> ServiceError:
     violations = [
         Violation(field=field, problem=f"blob {blob.sha256} of {blob.size} bytes is not here")
         for field, blob in list(blobs.items())[:_MAX_VIOLATIONS]

@@ -32,7 +32,7 @@ import sqlalchemy as sa
 
 from fxlib import __version__
 from fxlib.errors import FxlibError, OptionError, of_system
-from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.blobs.base import BlobStore, CheckedBlob
 from fxlib_service.blobs.folder import FolderBlobStore, sync_folder
 from fxlib_service.clock import Clock
 from fxlib_service.config import APPLICATION, Config
@@ -298,7 +298,7 @@ def _copy(read: Callable[..., bytes], sha256: str, target: BlobStore) -> int | N
         at = target.append(sha256, b"")
         while piece := read(offset=at):
             at = target.append(sha256, piece)
-        target.commit(Blob(sha256=sha256, size=at))
+        target.commit(CheckedBlob(sha256=sha256, size=at))
     except ServiceError as error:
         if error.code not in (Code.BLOB_NOT_FOUND, Code.BLOB_CORRUPT):
             raise

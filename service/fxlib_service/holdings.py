@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fxlib.v1 import jobs_pb2
 from fxlib_service.admission import Admission
-from fxlib_service.blobs.base import Blob
+from fxlib_service.blobs.base import CheckedBlob
 from fxlib_service.ledger import Ledger
 
 
@@ -46,7 +46,7 @@ class Holdings:
         """Return the total size of a namespace's blobs, in bytes."""
         return await self._ledger.read(self._ledger.store.held_bytes, namespace)
 
-    async def add(self, namespace: str, blob: Blob) -> None:
+    async def add(self, namespace: str, blob: CheckedBlob) -> None:
         """Record that a namespace has uploaded a blob."""
         await self._ledger.write(self._ledger.store.hold, namespace, {blob.sha256: blob.size})
 

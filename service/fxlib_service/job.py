@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fxlib.spec.job import JobFailure
+
 
 class State(StrEnum):
     """The state of a job."""
@@ -20,14 +22,6 @@ class State(StrEnum):
     def finished(self) -> bool:
         """Whether the job has ended."""
         return self not in (State.QUEUED, State.RUNNING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """The reason why a job has no answer: a code for programs, and a sentence for people."""
-
-    code: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +63,7 @@ class Job:
     hardware: str = ""
     started_at: float | None = None
     finished_at: float | None = None
-    failure: Failure | None = None
+    failure: JobFailure | None = None
     cached: bool = False
     reusable: bool = False
     asked_by: str = ""

@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fxlib.spec.job import JobFailure
 from fxlib_service.errors import Code, ServiceError, invalid
-from fxlib_service.job import Event, Failure, Job, State
+from fxlib_service.job import Event, Job, State
 
 MAX_ATTEMPTS: Final = 3
 WENT_BACK: Final = "went_back"
@@ -61,7 +62,7 @@ class Failed:
     """The worker could not find an answer."""
 
     token: str
-    failure: Failure
+    failure: JobFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class Answered:
 
     job_id: str
     result: bytes | None = None
-    failure: Failure | None = None
+    failure: JobFailure | None = None
     measured_by: str = ""
 
 
@@ -222,7 +223,7 @@ def _release(job: Job, now: float) -> Transition:
 def _requeue_or_fail(job: Job, now: float, happened: str, why: str) -> Transition:
     if job.attempts < MAX_ATTEMPTS:
         return _requeue(job, now, f"{happened}; queued again")
-    return _fail(job, Failure(code=Code.WORKER_LOST.name, message=f"{happened}: {why}"), now)
+    return _fail(job, JobFailure(code=Code.WORKER_LOST.name, message=f"{happened}: {why}"), now)
 
 
 def _under_lease(job: Job, happened: Reported | Completed | Failed | Released, now: float) -> Transition:
@@ -265,7 +266,7 @@ def _requeue(job: Job, now: float, message: str) -> Transition:
     )
 
 
-def _fail(job: Job, failure: Failure, now: float) -> Transition:
+def _fail(job: Job, failure: JobFailure, now: float) -> Transition:
     failed = replace(job, state=State.FAILED, phase="done", finished_at=now, failure=failure)
     return _next(failed, now, f"{failure.code}: {failure.message}")
 

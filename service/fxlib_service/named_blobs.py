@@ -8,8 +8,8 @@ from fxlib.errors import WireError
 from fxlib.protocol import blobs_of
 from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib.wire import parse, values_of
-from fxlib_service.blobs.base import Blob
-from fxlib_service.convert import blob_from_proto
+from fxlib_service.blobs.base import CheckedBlob
+from fxlib_service.convert import checked_blob
 from fxlib_service.errors import ServiceError
 
 
@@ -20,7 +20,7 @@ class NamedBlobs:
         read: returns the bytes of a graph; raises ServiceError if it is missing. The bytes may be damaged.
     """
 
-    def __init__(self, read: Callable[[Blob], bytes]) -> None:
+    def __init__(self, read: Callable[[CheckedBlob], bytes]) -> None:
         self._read = read
         self._graphs: dict[str, frozenset[str]] = {}
 
@@ -48,7 +48,7 @@ class NamedBlobs:
 
     def _weights(self, ref: graph_pb2.BlobRef) -> Iterator[str]:
         try:
-            graph = parse(self._read(blob_from_proto(ref)))
+            graph = parse(self._read(checked_blob(ref)))
         except (ServiceError, WireError):  # a graph that is missing, or was never valid, names nothing
             return
         yield from (storage.sha256 for storage in values_of(graph))

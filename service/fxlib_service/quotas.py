@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fxlib.spec.job import TrialOptions
 from fxlib.v1 import jobs_pb2
-from fxlib_service.blobs.base import Blob
+from fxlib_service.blobs.base import CheckedBlob
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError, Violation
 
@@ -188,7 +188,9 @@ class StorageQuota:
         self._open: defaultdict[str, dict[object, tuple[str, int]]] = defaultdict(dict)
 
     @contextmanager
-    def uploading(self, namespace: str, blob: Blob, *, held: int, unfinished: Mapping[str, int]) -> Iterator[None]:
+    def uploading(
+        self, namespace: str, blob: CheckedBlob, *, held: int, unfinished: Mapping[str, int]
+    ) -> Iterator[None]:
         """Count an upload for the duration of the block.
 
         Args:

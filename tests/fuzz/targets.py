@@ -277,7 +277,7 @@ def _check_request(request: jobs_pb2.OptimizeRequest) -> None:
     content_checks.check_variants(request)
     content_checks.complete_trial(request)
     content_checks.cache_key(request)
-    convert.blob_from_proto(request.graph)
+    convert.checked_blob(request.graph)
 
 
 def _check_complete(request: workers_pb2.CompleteRequest) -> None:

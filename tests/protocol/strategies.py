@@ -11,7 +11,7 @@ from fxlib.reasons import Declined, Reason
 from fxlib.spec.calibration import LayerRange
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
-from fxlib.spec.job import Blob, Event, Job, JobFailure, TrialOptions
+from fxlib.spec.job import Blob, Event, Job, JobFailure, JobFilter, TrialOptions
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread, TensorShape
 from fxlib.spec.report import CallReport, CandidateReport, Estimate, PassReport, Report, Span, Timeline, Undeclared
 from fxlib.spec.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
@@ -280,6 +280,10 @@ states = st.sampled_from(["queued", "running", "succeeded", "failed", "cancelled
 events = st.builds(
     Event, sequence=size, at=times, state=states, phase=line, message=line, progress=st.none() | st.floats(0, 1)
 )
+labels = st.dictionaries(line, line, max_size=2)
+filters = st.builds(
+    JobFilter, namespace=line, name=line, labels=labels, states=st.lists(states, max_size=3).map(tuple), id_prefix=line
+)
 jobs = st.builds(
     lambda job, report, graph: Job(**{**job, "report": report, "graph": graph if report else None}),
     st.fixed_dictionaries(
@@ -288,7 +292,8 @@ jobs = st.builds(
             "request_id": line,
             "name": line,
             "namespace": line,
-            "labels": st.dictionaries(line, line, max_size=2),
+            "labels": labels,
+            "where": labels,
             "state": states,
             "phase": line,
             "attempts": size,
@@ -299,6 +304,9 @@ jobs = st.builds(
             "failure": st.none() | st.builds(JobFailure, code=word, message=line),
             "cached": st.booleans(),
             "last_sequence": size,
+            "asked_by": line,
+            "measured_by": line,
+            "waits_for": line,
         }
     ),
     st.none() | reports,

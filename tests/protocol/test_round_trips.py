@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from fxlib import protocol
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec
-from fxlib.spec.job import Blob, Event, Job, TrialOptions
+from fxlib.spec.job import Blob, Event, Job, JobFilter, TrialOptions
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
@@ -87,3 +87,9 @@ def test_a_job(job: Job) -> None:
 @given(some.events)
 def test_an_event(event: Event) -> None:
     assert protocol.event_from_proto(sent(protocol.event_to_proto(event))) == event
+
+
+@few
+@given(some.filters)
+def test_a_filter(wanted: JobFilter) -> None:
+    assert protocol.filter_from_proto(sent(protocol.filter_to_proto(wanted))) == wanted

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
 
-from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.blobs.base import BlobStore, CheckedBlob
 from fxlib_service.errors import Code, ServiceError
 
 
@@ -54,7 +54,7 @@ class MemoryBlobStore(BlobStore):
         self._partials.pop((sha256, owner), None)
 
     @override
-    def commit(self, blob: Blob, *, owner: str = "") -> None:
+    def commit(self, blob: CheckedBlob, *, owner: str = "") -> None:
         data = bytes(self._partials.pop((blob.sha256, owner), (b"", 0.0))[0])
         if len(data) != blob.size or hashlib.sha256(data).hexdigest() != blob.sha256:
             raise ServiceError(Code.BLOB_CORRUPT, f"{len(data)} bytes received are not blob {blob.sha256}")

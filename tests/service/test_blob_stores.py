@@ -15,7 +15,7 @@ import fsspec
 import pytest
 
 from fxlib.errors import FxlibError
-from fxlib_service.blobs.base import Blob, BlobStore
+from fxlib_service.blobs.base import BlobStore, CheckedBlob
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.blobs.url import UrlBlobStore
 from fxlib_service.clock import Clock
@@ -72,8 +72,8 @@ def put(store: BlobStore, data: bytes = DATA) -> None:
     store.commit(blob(data))
 
 
-def blob(data: bytes = DATA) -> Blob:
-    return Blob(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+def blob(data: bytes = DATA) -> CheckedBlob:
+    return CheckedBlob(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
 def code(refusal: pytest.ExceptionInfo[ServiceError]) -> Code:
@@ -131,12 +131,12 @@ def test_abandoned_uploads_are_dropped_and_blobs_are_not(store: BlobStore) -> No
 )
 def test_only_a_digest_names_a_blob(name: str) -> None:
     with pytest.raises(ServiceError, match="64 lower-case hex digits"):
-        Blob(sha256=name, size=1)
+        CheckedBlob(sha256=name, size=1)
 
 
 def test_a_size_is_not_negative() -> None:
     with pytest.raises(ServiceError, match="negative"):
-        Blob(sha256="a" * 64, size=-1)
+        CheckedBlob(sha256="a" * 64, size=-1)
 
 
 def test_a_folder_keeps_blobs_and_unfinished_uploads_over_restarts(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fxlib_service.blobs.base import Blob
+from fxlib_service.blobs.base import CheckedBlob
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.clock import Clock
 from fxlib_service.retention import Retention
@@ -192,7 +192,7 @@ async def test_no_lease_expires_for_a_jump() -> None:
 def test_a_file_is_stamped_with_the_service_s_own_clock(tmp_path: Path) -> None:
     host = Host()
     blobs = FolderBlobStore(tmp_path, host.clock())
-    blob = Blob(sha256=ref(b"x").sha256, size=1)
+    blob = CheckedBlob(sha256=ref(b"x").sha256, size=1)
     blobs.append(blob.sha256, b"x")
     blobs.commit(blob)
     assert (tmp_path / "blobs" / blob.sha256[:2] / blob.sha256).stat().st_mtime == host.wall

@@ -1,14 +1,18 @@
 """What the service keeps, as the protocol's messages tell it."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fxlib import protocol
+from fxlib.spec.job import JobFailure
 from fxlib.v1 import jobs_pb2
-from fxlib_service.convert import event_to_proto, filter_from_proto, job_to_proto, worker_from_proto, worker_to_proto
+from fxlib_service.convert import event_message, filter_from_proto, job_message, worker_from_proto, worker_to_proto
 from fxlib_service.errors import ServiceError
-from fxlib_service.job import Event, Failure, Job, State
+from fxlib_service.job import Event, Job, State
 from fxlib_service.stores.base import Filter, Worker
 
 JOB = Job(
@@ -28,9 +32,9 @@ JOB = Job(
 
 
 def test_a_job_is_told_as_its_client_reads_it() -> None:
-    failure = Failure(code="WORKER_LOST", message="gone")
+    failure = JobFailure(code="WORKER_LOST", message="gone")
     ended = replace(JOB, state=State.FAILED, started_at=1_700_000_001.0, finished_at=1_700_000_002.5, failure=failure)
-    read = protocol.job_from_proto(job_to_proto(ended))
+    read = protocol.job_from_proto(job_message(ended))
     assert (read.id, read.name, read.labels, read.state, read.attempts) == (
         "j1",
         "clicks",
@@ -44,16 +48,32 @@ def test_a_job_is_told_as_its_client_reads_it() -> None:
     assert (read.failure.code, read.failure.message) == ("WORKER_LOST", "gone")
 
 
+def test_a_client_reads_each_field_that_a_stored_job_and_its_own_have_in_common() -> None:
+    stored = replace(JOB, phase="qps", where={"gpu": "h100"}, cached=True, asked_by="a", measured_by="b")
+    read = protocol.job_from_proto(job_message(stored))
+    common = {each.name for each in fields(Job)} & {each.name for each in fields(read)}
+    common -= {"state", "created_at", "started_at", "finished_at"}
+    assert {"id", "labels", "where", "measured_by", "failure"} <= common
+    assert {name: getattr(read, name) for name in common} == {name: getattr(stored, name) for name in common}
+
+
+@given(st.floats(0, 4e9))
+def test_a_time_is_written_to_the_nearest_microsecond(seconds: float) -> None:
+    expected = Timestamp()
+    expected.FromMicroseconds(round(seconds * 1e6))
+    assert job_message(replace(JOB, created_at=seconds)).created_at == expected
+
+
 def test_a_job_that_has_not_begun_has_no_times_and_no_failure() -> None:
-    message = job_to_proto(JOB)
+    message = job_message(JOB)
     assert [name for name in ("started_at", "finished_at", "failure", "result") if message.HasField(name)] == []
 
 
 def test_an_event_is_told_as_its_client_reads_it() -> None:
     event = Event(sequence=3, at=1.5, state=State.RUNNING, phase="qps", message="half", progress=0.5)
-    read = protocol.event_from_proto(event_to_proto(event))
+    read = protocol.event_from_proto(event_message(event))
     assert (read.sequence, read.at.timestamp(), read.state, read.progress) == (3, 1.5, "running", 0.5)
-    assert protocol.event_from_proto(event_to_proto(replace(event, progress=-1.0))).progress is None
+    assert protocol.event_from_proto(event_message(replace(event, progress=-1.0))).progress is None
 
 
 def test_a_worker_reads_as_it_was_written_but_for_when_it_was_seen() -> None:

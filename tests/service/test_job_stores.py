@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fxlib.spec.job import JobFailure
 from fxlib_service.errors import ServiceError
-from fxlib_service.job import Failure, State
+from fxlib_service.job import State
 from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide, observe, submit
 from fxlib_service.stores.base import Filter, JobStore, NewJob, QueueFullError, Stats, Worker
 from fxlib_service.stores.postgres import PostgresJobStore
@@ -40,9 +41,9 @@ def test_a_job_comes_back_as_it_was_stored(store: JobStore) -> None:
     assert store.find("default", stored.request_id) == stored
     assert store.request_of(stored.id) == b"request"
     assert store.result_of(stored.id) is None
-    failed = happen(store, stored.id, claimed(), Failed(token="t", failure=Failure(code="X", message="why")))
+    failed = happen(store, stored.id, claimed(), Failed(token="t", failure=JobFailure(code="X", message="why")))
     assert store.get(stored.id) == failed
-    assert failed.failure == Failure(code="X", message="why")
+    assert failed.failure == JobFailure(code="X", message="why")
 
 
 def test_there_is_nothing_of_an_unknown_job(store: JobStore) -> None:

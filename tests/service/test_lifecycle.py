@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fxlib.spec.job import JobFailure
 from fxlib_service.errors import Code, ServiceError
-from fxlib_service.job import Failure, Job, State
+from fxlib_service.job import Job, State
 from fxlib_service.lifecycle import (
     MAX_ATTEMPTS,
     MAX_EVENTS,
@@ -80,8 +81,8 @@ def test_a_repeated_answer_changes_nothing() -> None:
     assert after(CLAIM, DONE, DONE) == Transition(job=after(CLAIM, DONE).job)
 
 
-FAILURE = Failed(token="t1", failure=Failure(code="REWRITE_FAILED", message="why"))
-OTHER = Failed(token="t1", failure=Failure(code="TRIAL_FAILED", message="why"))
+FAILURE = Failed(token="t1", failure=JobFailure(code="REWRITE_FAILED", message="why"))
+OTHER = Failed(token="t1", failure=JobFailure(code="TRIAL_FAILED", message="why"))
 
 
 def test_a_repeated_failure_changes_nothing() -> None:
@@ -95,9 +96,9 @@ def test_another_outcome_under_the_same_lease_is_refused(said: tuple[Input, Inpu
 
 
 def test_a_worker_s_failure_ends_it_with_the_reason() -> None:
-    job = after(CLAIM, Failed(token="t1", failure=Failure(code="REWRITE_FAILED", message="why"))).job
+    job = after(CLAIM, Failed(token="t1", failure=JobFailure(code="REWRITE_FAILED", message="why"))).job
     assert job.state is State.FAILED
-    assert job.failure == Failure(code="REWRITE_FAILED", message="why")
+    assert job.failure == JobFailure(code="REWRITE_FAILED", message="why")
 
 
 def test_a_job_given_back_is_queued_and_has_lost_no_attempt() -> None:
@@ -139,7 +140,7 @@ def test_a_cancelled_job_ignores_its_worker_s_last_words() -> None:
         Reported(token="t0", phase="qps"),
         Completed(token="t0", result=b"", message=""),
         Released(token="t0"),
-        Failed(token="t0", failure=Failure(code="X", message="")),
+        Failed(token="t0", failure=JobFailure(code="X", message="")),
         Released(token=""),
     ],
 )
@@ -156,7 +157,7 @@ def test_an_equal_job_s_answer_ends_a_queued_one() -> None:
 
 
 def test_an_equal_job_s_failure_ends_a_queued_one() -> None:
-    failure = Failure(code="WORKER_LOST", message="why")
+    failure = JobFailure(code="WORKER_LOST", message="why")
     job = after(Answered(job_id="j0", failure=failure)).job
     assert (job.state, job.cached, job.failure) == (State.FAILED, True, failure)
 
@@ -179,7 +180,7 @@ def test_workers_that_take_and_give_back_without_end_fill_no_disk() -> None:
     assert (transition.job.state, transition.job.attempts) == (State.QUEUED, 0)
     ended = after(*taken * MAX_ATTEMPTS, job=transition.job)
     assert (ended.job.state, ended.job.attempts) == (State.FAILED, MAX_ATTEMPTS)
-    assert ended.job.failure == Failure(
+    assert ended.job.failure == JobFailure(
         code="WORKER_LOST", message="given back by worker w1: its workers give it back without end"
     )
     assert ended.job.last_sequence <= MAX_EVENTS + 2 * MAX_ATTEMPTS
@@ -190,7 +191,7 @@ INPUTS: st.SearchStrategy[Input] = st.one_of(
     st.builds(Claimed, worker_id=st.just("w"), token=st.sampled_from(["t1", "t2"]), hardware=st.just("cpu")),
     st.builds(Reported, token=TOKENS, phase=st.just("qps")),
     st.builds(Completed, token=TOKENS, result=st.just(b"answer"), message=st.just("done")),
-    st.builds(Failed, token=TOKENS, failure=st.just(Failure(code="X", message=""))),
+    st.builds(Failed, token=TOKENS, failure=st.just(JobFailure(code="X", message=""))),
     st.builds(Released, token=TOKENS),
     st.builds(LeaseExpired, token=TOKENS),
     st.builds(Answered, job_id=st.just("j0"), result=st.just(b"answer")),

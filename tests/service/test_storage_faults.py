@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from fxlib.errors import FxlibError
 from fxlib.v1 import blobs_pb2
 from fxlib_service.blobs.folder import FolderBlobStore
-from fxlib_service.convert import blob_from_proto
+from fxlib_service.convert import checked_blob
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.reserve import Reserve
 from fxlib_service.storage_faults import refusal_of, translated
@@ -224,12 +224,10 @@ async def test_on_a_full_disk_a_worker_uploads_for_its_answer_and_a_client_does_
         data = bytes(1 << 20)
         first = blobs_pb2.WriteRequest(blob=ref(data), data=data)
         with pytest.raises(ServiceError) as refusal:
-            await core.blobs._uploads.write(blob_from_proto(ref(data)), first, stream([]))
+            await core.blobs._uploads.write(checked_blob(ref(data)), first, stream([]))
         assert refusal.value.code is Code.STORAGE_FULL
         assert store.partial_size(ref(data).sha256) == 0  # nothing half-written stays
-        assert await core.blobs._uploads.write(blob_from_proto(ref(data)), first, stream([]), reserve=reserve) == len(
-            data
-        )
+        assert await core.blobs._uploads.write(checked_blob(ref(data)), first, stream([]), reserve=reserve) == len(data)
         assert store.verify(ref(data).sha256)
 
 

@@ -19,6 +19,7 @@ from typing import BinaryIO, Final
 
 from typing_extensions import override
 
+from fxlib.spec.job import Blob
 from fxlib_service.clock import Clock
 from fxlib_service.errors import Code, ServiceError, invalid
 from fxlib_service.storage_faults import translated
@@ -28,15 +29,12 @@ _RETRY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blob:
-    """The address of a blob: the SHA-256 and number of its bytes. It can never be a path.
+class CheckedBlob(Blob):
+    """The address of a blob with a well-formed digest, which can never be a path.
 
     Raises:
         ServiceError: INVALID_REQUEST if the digest is not 64 lower-case hex digits, or the size is negative.
     """
-
-    sha256: str
-    size: int
 
     def __post_init__(self) -> None:
         """Check digest and size."""
@@ -81,7 +79,7 @@ class BlobStore(ABC):
         """Delete an unfinished upload, if there is one."""
 
     @abstractmethod
-    def commit(self, blob: Blob, *, owner: str = "") -> None:
+    def commit(self, blob: CheckedBlob, *, owner: str = "") -> None:
         """Turn an unfinished upload into a durable blob, or delete it if its bytes do not match that blob.
 
         Raises:
@@ -112,7 +110,7 @@ class BlobStore(ABC):
     def delete(self, sha256: str, *, older_than_s: float) -> bool:
         """Delete a blob atomically unless it was used within `older_than_s` seconds; return whether it is gone."""
 
-    def read_all(self, blob: Blob) -> bytes:
+    def read_all(self, blob: CheckedBlob) -> bytes:
         """Return all bytes of a blob after checking its digest. A damaged blob is deleted.
 
         Raises:
@@ -193,7 +191,7 @@ class KeepsUploads(BlobStore):
             self._partial(sha256, owner).unlink(missing_ok=True)
 
     @contextmanager
-    def checked(self, blob: Blob, owner: str) -> Iterator[Path]:
+    def checked(self, blob: CheckedBlob, owner: str) -> Iterator[Path]:
         """Yield the file of a complete upload, with its bytes on the disk; nobody else changes it within the block.
 
         Raises:

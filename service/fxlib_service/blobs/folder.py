@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 
 from typing_extensions import override
 
-from fxlib_service.blobs.base import Blob, KeepsUploads, damaged
+from fxlib_service.blobs.base import CheckedBlob, KeepsUploads, damaged
 from fxlib_service.clock import Clock
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.storage_faults import translated
@@ -53,7 +53,7 @@ class FolderBlobStore(KeepsUploads):
                 return None
 
     @override
-    def commit(self, blob: Blob, *, owner: str = "") -> None:
+    def commit(self, blob: CheckedBlob, *, owner: str = "") -> None:
         path = self._path(blob.sha256)
         with translated():
             with self.checked(blob, owner) as partial:

@@ -22,7 +22,7 @@ import fsspec
 from typing_extensions import override
 
 from fxlib.errors import FxlibError
-from fxlib_service.blobs.base import Blob, KeepsUploads
+from fxlib_service.blobs.base import CheckedBlob, KeepsUploads
 from fxlib_service.clock import Clock
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.storage_faults import in_full, translated
@@ -116,7 +116,7 @@ class UrlBlobStore(KeepsUploads):
             return self._know(sha256, int(found["size"]))
 
     @override
-    def commit(self, blob: Blob, *, owner: str = "") -> None:
+    def commit(self, blob: CheckedBlob, *, owner: str = "") -> None:
         path = self._path(blob.sha256)
         with translated(), self.checked(blob, owner) as partial, self._turn(blob.sha256):
             with self._asking(blob.sha256):

@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 from typing_extensions import override
 
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, graph_pb2
-from fxlib_service.blobs.base import Blob, BlobStore, damaged
+from fxlib_service.blobs.base import BlobStore, CheckedBlob, damaged
 from fxlib_service.config import MIB, Limits
-from fxlib_service.convert import blob_from_proto
+from fxlib_service.convert import checked_blob
 from fxlib_service.errors import Code, ServiceError, invalid
 from fxlib_service.holdings import Holdings
 from fxlib_service.leases import Leases
@@ -113,7 +113,7 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
     @override
     async def Read(self, request: blobs_pb2.ReadRequest, context: Context) -> AsyncIterator[blobs_pb2.ReadResponse]:
         """Send a blob from an offset on."""
-        sha256 = blob_from_proto(request.blob).sha256
+        sha256 = checked_blob(request.blob).sha256
         known = await self._holdings.has(caller_of(context).namespace, sha256)
         size = await asyncio.to_thread(self._store.size, sha256) if known else None
         if size is None:
@@ -131,8 +131,8 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
             await asyncio.to_thread(self._store.verify, sha256)
             raise damaged(sha256)
 
-    def _checked(self, ref: graph_pb2.BlobRef, field: str) -> Blob:
-        blob = blob_from_proto(ref, field)
+    def _checked(self, ref: graph_pb2.BlobRef, field: str) -> CheckedBlob:
+        blob = checked_blob(ref, field)
         if blob.size > self._limits.blob_bytes:
             raise invalid(f"{field}.size", f"must be at most {self._limits.blob_bytes} bytes")
         return blob
@@ -175,7 +175,7 @@ class _Uploads:
 
     async def write(
         self,
-        blob: Blob,
+        blob: CheckedBlob,
         first: blobs_pb2.WriteRequest,
         more: AsyncIterator[blobs_pb2.WriteRequest],
         *,
@@ -216,16 +216,16 @@ class _Uploads:
                     return committed
                 position, chunk = message.offset or position, message.data
 
-    async def kept(self, blob: Blob, *, owner: str = "") -> int:
+    async def kept(self, blob: CheckedBlob, *, owner: str = "") -> int:
         """Return the offset in bytes at which the upload of a blob continues."""
         size = await asyncio.to_thread(self._store.partial_size, blob.sha256, owner=owner)
         return size if size <= blob.size else 0
 
-    def _sound(self, blob: Blob) -> bool:
+    def _sound(self, blob: CheckedBlob) -> bool:
         """Return whether a blob is stored undamaged; a client that sends a stored blob may know of damage."""
         return self._store.size(blob.sha256) == blob.size and self._store.verify(blob.sha256)
 
-    async def _add(self, blob: Blob, owner: str, position: int, chunk: bytes, reserve: Reserve | None) -> int:
+    async def _add(self, blob: CheckedBlob, owner: str, position: int, chunk: bytes, reserve: Reserve | None) -> int:
         committed = await self.kept(blob, owner=owner)
         if not 0 <= position <= committed:
             message = f"data at {position} of blob {blob.sha256}, of which {committed} bytes are here"

@@ -15,7 +15,7 @@ from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
 from fxlib_service.clock import Clock
 from fxlib_service.config import Limits
-from fxlib_service.convert import event_to_proto, filter_from_proto, job_to_line, job_to_proto, worker_to_proto
+from fxlib_service.convert import event_message, filter_from_proto, job_line, job_message, worker_to_proto
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.events import EventBroker, Subscription
 from fxlib_service.field_checks import check_listing, check_live
@@ -64,7 +64,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         job, answer = await self._submit.accept(request, caller_of(context), peer=context.peer if context else "")
         tracing.note(job_id=job.id, model=job.name, namespace=job.namespace, cached=job.cached)
         note(context, job, cached=job.cached)
-        told = job_to_proto(job, answer) if answer is not None else await self._with_result(job)
+        told = job_message(job, answer) if answer is not None else await self._with_result(job)
         return jobs_pb2.OptimizeResponse(job=told)
 
     @override
@@ -79,7 +79,7 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         """Stream a job's history as it happens."""
         await self._seen(request.job_id, context)
         async for event in _watch(self._ledger, self._broker, request.job_id, after=request.after_sequence):
-            yield jobs_pb2.WatchJobResponse(event=event_to_proto(event))
+            yield jobs_pb2.WatchJobResponse(event=event_message(event))
 
     @override
     async def ListJobs(self, request: jobs_pb2.ListJobsRequest, context: Context) -> jobs_pb2.ListJobsResponse:
@@ -169,15 +169,15 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         answered = [job.id for job in jobs if job.state is State.SUCCEEDED]
         results, live = store.results_of(answered), store.live_of(answered)
         return jobs_pb2.ListJobsResponse(
-            jobs=[self._waiting(job_to_line(job, results.get(job.id), live.get(job.id)), job) for job in jobs],
+            jobs=[self._waiting(job_line(job, results.get(job.id), live.get(job.id)), job) for job in jobs],
             next_page_token="" if following is None else str(following),
         )
 
     async def _with_result(self, job: Job) -> jobs_pb2.Job:
         if job.state is not State.SUCCEEDED:
-            return self._waiting(job_to_proto(job), job)
+            return self._waiting(job_message(job), job)
         result, live = await self._ledger.read(self._told_of, job.id)
-        return job_to_proto(job, result, live)
+        return job_message(job, result, live)
 
     def _waiting(self, told: jobs_pb2.Job, job: Job) -> jobs_pb2.Job:
         """Add to a job's message what the job waits for, if it is queued and no live worker could take it."""

@@ -8,6 +8,7 @@ from typing import Final
 from typing_extensions import override
 
 from fxlib.reasons import Reason
+from fxlib.spec.job import JobFailure
 from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2, workers_pb2, workers_pb2_grpc
 from fxlib_service.admission import Admission
@@ -17,7 +18,6 @@ from fxlib_service.dispatch import Dispatcher, Grant
 from fxlib_service.errors import invalid
 from fxlib_service.field_checks import check_failure, check_report, check_worker, clip
 from fxlib_service.holdings import Holdings
-from fxlib_service.job import Failure
 from fxlib_service.lifecycle import Completed, Failed, Released, Reported
 from fxlib_service.roles import Caller
 from fxlib_service.servicers.context import Context, caller_of, note, seconds_left
@@ -100,7 +100,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
                 note(context, await self._dispatcher.complete(request.job_id, said), **_figures(request.result))
             case "failure":
                 check_failure(request.failure.code)
-                failure = Failure(code=request.failure.code, message=clip(request.failure.message))
+                failure = JobFailure(code=request.failure.code, message=clip(request.failure.message))
                 told = await self._dispatcher.tell(request.job_id, Failed(token=request.token, failure=failure))
                 note(context, told.job, outcome="failed", reason=failure.code)
             case _:

@@ -9,7 +9,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from fxlib_service.job import Event, Failure, Job, State
+from fxlib.spec.job import JobFailure
+from fxlib_service.job import Event, Job, State
 from fxlib_service.stores.base import Worker
 
 metadata: Final = sa.MetaData()
@@ -195,7 +196,7 @@ def job_from_row(row: Row) -> Job:
         state=State(row["state"]),
         labels=row["labels"],
         where=labels_from_text(row["labels_asked"]),
-        failure=Failure(code=code, message=row["failure_message"]) if code is not None else None,
+        failure=JobFailure(code=code, message=row["failure_message"]) if code is not None else None,
     )
 
 
