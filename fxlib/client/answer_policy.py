@@ -23,10 +23,9 @@ from fxlib.errors import WireError
 from fxlib.passes import GraphPass
 from fxlib.runtime import bounds, functions, int8, is_call, is_issue, is_wait, kind_of
 from fxlib.runtime.lowering import BACKEND
-from fxlib.runtime.ops import create
 from fxlib.runtime.ops.batches import IN_ORDER, is_batch, items_of
 from fxlib.runtime.ops.calls import completes
-from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, TRACKERS
+from fxlib.runtime.ops.registry import CALLS_BY_NAME, CREATIONS, FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.faults import Limits
@@ -527,7 +526,7 @@ def _reads_server(node: Node) -> bool:
         return False
     to = node.args[1 if node.target in TRACKERS else 0]
     made = isinstance(to, Node) and to.op in {"call_function", "call_method", "call_module"}
-    return made and isinstance(to, Node) and to.target not in {create, rpc.get_worker_info}
+    return made and isinstance(to, Node) and to.target not in {*CREATIONS, rpc.get_worker_info}
 
 
 def _is_change(node: Node) -> bool:

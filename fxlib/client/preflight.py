@@ -29,9 +29,9 @@ from fxlib.client.value_numbering import bodies
 from fxlib.errors import PassError, RemoteError
 from fxlib.profiling.live_profile import calls_that_may_write, copy_of, step_context
 from fxlib.reasons import Reason
-from fxlib.runtime import CapturedModule, is_call, is_issue, is_wait, ops
+from fxlib.runtime import CapturedModule, is_call, is_issue, is_wait
 from fxlib.runtime.ops.calls import client_of
-from fxlib.runtime.ops.registry import CALLS_BY_NAME, TRACKERS
+from fxlib.runtime.ops.registry import CALLS_BY_NAME, CREATIONS, TRACKERS
 from fxlib.runtime.preserve_state import state_kept
 from fxlib.runtime.submodules import local_tensors
 from fxlib.spec.inputs import Batch
@@ -253,7 +253,7 @@ def _stays_here(captured: GraphModule, workload: Workload) -> bool:
         return False  # the user's own modules may hold collectives, as DistributedDataParallel does
     if (is_group or is_rpc) and _has_opaque_code(captured):
         return False
-    if not any(is_call(node) or is_issue(node) or node.target is ops.create for node in nodes):
+    if not any(is_call(node) or is_issue(node) or node.target in CREATIONS for node in nodes):
         return True
     return is_rpc and not any(calls_that_may_write(body, workload) for _, body in bodies(captured))
 

@@ -15,10 +15,11 @@ from fxlib.capture.capture_variant import capture_variant, mode_of
 from fxlib.client.answer_policy import limits_of_answer, screen
 from fxlib.errors import FxlibError, FxlibWarning, WireError
 from fxlib.passes import GraphPass
-from fxlib.runtime import CapturedModule, is_call, is_issue, ops
+from fxlib.runtime import CapturedModule, is_call, is_issue
 from fxlib.runtime.data_parallel import described
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
 from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import CREATIONS
 from fxlib.runtime.submodules import submodule
 from fxlib.spec.profile import CallProfile, Profile
 from fxlib.spec.report import Report
@@ -142,7 +143,7 @@ def profile_of(profile: Profile, graph: GraphModule, *, forward: bool) -> Profil
         by_function.setdefault(record.function, record)
     calls: list[CallProfile] = []
     for node in graph.graph.nodes:
-        if not (is_call(node) or is_issue(node) or node.target is ops.create):
+        if not (is_call(node) or is_issue(node) or node.target in CREATIONS):
             continue
         name, function = call_name(node), function_name(node)
         named = profile.call_by_name.get(name)

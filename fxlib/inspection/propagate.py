@@ -37,9 +37,8 @@ from fxlib.inspection.operations import Operation, Operations
 from fxlib.reasons import Reason
 from fxlib.runtime.ops.batches import is_item, item_of
 from fxlib.runtime.ops.calls import client_of, is_wait
-from fxlib.runtime.ops.operators import make_rref
 from fxlib.runtime.ops.record import call_name
-from fxlib.runtime.ops.registry import CHECKS, TRACKERS
+from fxlib.runtime.ops.registry import ARGUMENT_RESULTS, NO_TENSOR_RESULTS
 from fxlib.spec.profile import Opaque, Profile, Result, TensorShape
 from fxlib.utils.text import location_of
 
@@ -150,9 +149,9 @@ class Propagation:
         """Return whether a node's value is known without running it, and that value."""
         if node.op == "get_attr":
             return True, self._attribute(node)
-        if node.target in TRACKERS:
+        if node.target in ARGUMENT_RESULTS:
             return True, self._values[node.args[0]]  # type: ignore[index]
-        if node.target in CHECKS or node.target is make_rref:
+        if node.target in NO_TENSOR_RESULTS:
             return True, None
         if is_item(node) or behaviour.part is Part.CALL:
             return True, stand_in(node, self._values, self._profile)

@@ -24,6 +24,7 @@ from fxlib.profiling.measure import contract_of, measure
 from fxlib.profiling.step_runs import STEPS, WARMUPS, batches_of
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
 from fxlib.runtime.ops.record import current_recording
+from fxlib.runtime.ops.registry import CREATIONS
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.submodules import local_modules
@@ -220,7 +221,7 @@ def calls_that_may_write(module: GraphModule, workload: Workload) -> list[str]:
     """Return the calls that may change something on a server: those whose contract does not rule it out."""
     found = []
     for node in module.graph.nodes:
-        if not (is_call(node) or is_issue(node) or node.target is ops.create):
+        if not (is_call(node) or is_issue(node) or node.target in CREATIONS):
             continue
         contract = contract_of(node, workload.contracts)
         assumed = contract is None and workload.assume

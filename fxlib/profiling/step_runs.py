@@ -9,7 +9,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -23,7 +23,7 @@ from fxlib.runtime import ops
 from fxlib.runtime.ops.batches import is_batch
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.record import Recording, call_name, record
-from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.ops.registry import CREATIONS, TRACKERS
 from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.runtime.tracking.forward_context import Tracked, current_forward
 from fxlib.utils import hardware
@@ -246,7 +246,7 @@ class Instrumented:
                 replacement.target = timed(node, self._forward, self.made)
             elif node.target in TRACKERS:
                 replacement.target = self._tracking(node)
-            elif node.target is ops.create:
+            elif node.target in CREATIONS:
                 replacement.target = self._creating(node)
             if is_remote:
                 graph.call_function(self._clock.reset)
@@ -268,9 +268,11 @@ class Instrumented:
         return call
 
     def _creating(self, node: Node) -> Callable[..., Any]:
+        creation = cast("Callable[..., Any]", node.target)
+
         def create(*args: Any) -> Any:
             if not self.replays:
-                self._kept[node.name] = ops.create(*args), False
+                self._kept[node.name] = creation(*args), False
             return self._kept[node.name][0]
 
         return create

@@ -39,9 +39,10 @@ from fxlib.passes.infra.base import Context, Invariants, Preserves
 from fxlib.passes.infra.diff import code_of, diff_of
 from fxlib.passes.infra.edit import differs, working_copy
 from fxlib.reasons import Reason
-from fxlib.runtime import CapturedModule, is_call, is_issue, ops
+from fxlib.runtime import CapturedModule, is_call, is_issue
 from fxlib.runtime.guards.folded_weights import relies_on_weights
 from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import CREATIONS
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, PassReport
@@ -331,7 +332,7 @@ def _collector_paused() -> Iterator[None]:
 def _unscheduled(graph: Graph) -> Iterable[CallReport]:
     """Return a report of each call before any pass has seen it."""
     for node in graph.nodes:
-        if is_call(node) or is_issue(node) or node.target is ops.create:
+        if is_call(node) or is_issue(node) or node.target in CREATIONS:
             yield CallReport(
                 node=call_name(node),
                 function=function_name(node),

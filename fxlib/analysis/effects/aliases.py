@@ -17,8 +17,7 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.operators.arguments import shared_arguments, written_arguments
 from fxlib.analysis.operators.schemas import OperatorFacts, attribute, facts_of
-from fxlib.runtime.ops.operators import create, make_rref
-from fxlib.runtime.ops.registry import CROSSING
+from fxlib.runtime.ops.registry import CREATIONS, CROSSING, REFERENCES
 
 
 class Aliases:
@@ -87,7 +86,9 @@ class Aliases:
 
     def _classify(self, module: GraphModule, node: Node, behaviour: Behaviour) -> None:
         own, operator = self._nodes[node], behaviour.operator
-        if node.target is make_rref or (node.target is create and not self.references.isdisjoint(node.all_input_nodes)):
+        if node.target in REFERENCES or (
+            node.target in CREATIONS and not self.references.isdisjoint(node.all_input_nodes)
+        ):
             self.references.add(node)
             self._join_all(own, node.all_input_nodes)
         if behaviour.part is Part.INPUT:

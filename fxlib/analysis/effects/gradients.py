@@ -22,12 +22,11 @@ from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.schemas import OperatorFacts, attribute
 from fxlib.runtime.guards.folded_weights import FOLDED
-from fxlib.runtime.ops.operators import create, make_rref
-from fxlib.runtime.ops.registry import FETCHES, TRACKERS
+from fxlib.runtime.ops.registry import CREATIONS, FETCHES, REFERENCES, TRACKERS
 from fxlib.wire import OpaqueAttribute, OpaqueRRef
 
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
-_RREFS = frozenset({create, make_rref})
+_RREFS = CREATIONS | REFERENCES
 _HELD = "held"
 """The account of all parameters and of everything that this process fetches from itself, which may be a parameter."""
 
@@ -132,7 +131,7 @@ class GradientUses:
 
     def _led_to(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> list[Node]:
         """Return the objects of this process that a value is, or refers to by an RRef that the forward made."""
-        if node.target is make_rref:
+        if node.target in REFERENCES:
             return list(inputs)
         if behaviour.part is Part.WAIT and inputs[0].target in FETCHES:
             inputs = inputs[0].all_input_nodes

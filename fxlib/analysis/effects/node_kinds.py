@@ -23,13 +23,11 @@ from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.arguments import depends_on_arguments, operator_of, shared_arguments, written_arguments
 from fxlib.analysis.operators.schemas import OperatorFacts, attribute, facts_of, makes_container, module_operator
 from fxlib.reasons import Reason
-from fxlib.runtime import ops
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.data_parallel import DataParallel, body_of, broadcasts, is_ordinary, tensors_of
 from fxlib.runtime.ops.batches import is_batch, waits_of
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
-from fxlib.runtime.ops.operators import limit_in_flight
-from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.ops.registry import OPERATORS, TRACKERS, Role
 from fxlib.runtime.submodules import local_modules, submodule
 
 _PYTHON = frozenset({"_operator", "builtins"})
@@ -163,6 +161,14 @@ _OUTSIDE_PAIR = Behaviour(part=Part.FENCE, fence=Reason.ALREADY_ASYNC)
 _MODE = Behaviour(part=Part.FENCE, fence=Reason.MODE_BLOCK)
 _TRACK = Behaviour(part=Part.LOCAL, operator=OperatorFacts(name="track_gradient", shares=True, raises=True))
 _REFERENCE = Behaviour(part=Part.LOCAL, operator=OperatorFacts(name="make_rref", shares=True, same=True, raises=True))
+_OF_ROLES = {
+    Role.CREATE: _FIXED[Part.ISSUE],
+    Role.LIMIT: _FIXED[Part.INPUT],
+    Role.REFERENCE: _REFERENCE,
+    Role.TRACK: _TRACK,
+}
+_OWN = {each.function: _OF_ROLES[each.role] for each in OPERATORS if each.role in _OF_ROLES}
+"""The behaviour of fxlib's own operators that are neither calls nor plain work, by their roles."""
 _JOINED = Behaviour(part=Part.LOCAL, operator=facts_of(operator.concat))
 _PARTS = {"placeholder": Part.INPUT, "get_attr": Part.STATE, "output": Part.OUTPUT}
 
@@ -288,13 +294,7 @@ class Behaviours:
             future = node.args[0]
             paired = isinstance(future, Node) and is_issue(future) and _is_waited_for(future)
             return _FIXED[Part.WAIT] if paired else _OUTSIDE_PAIR
-        if node.target is ops.create:
-            return _FIXED[Part.ISSUE]
-        if node.target is limit_in_flight:
-            return _FIXED[Part.INPUT]
-        if node.target is ops.make_rref:
-            return _REFERENCE
-        return _TRACK if node.target in TRACKERS else None
+        return _OWN.get(node.target)  # type: ignore[arg-type]
 
 
 def body_operator(body: GraphModule) -> OperatorFacts | None:

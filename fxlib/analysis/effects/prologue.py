@@ -36,7 +36,7 @@ from fxlib.runtime.ops.batches import is_batch, items_of
 from fxlib.runtime.ops.calls import is_call, is_issue
 from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.record import call_name
-from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.ops.registry import CREATIONS, TRACKERS
 from fxlib.spec.contract import Contract, contract_of
 
 
@@ -161,7 +161,7 @@ class _Analyst:
 
     def of_calls(self) -> Iterator[CallAhead]:
         for node in self._effects.nodes:
-            if is_call(node) or is_issue(node) or node.target is ops.create:
+            if is_call(node) or is_issue(node) or node.target in CREATIONS:
                 yield self._of(node)
 
     def _of(self, call: Node) -> CallAhead:

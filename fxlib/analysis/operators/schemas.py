@@ -29,10 +29,9 @@ from torch.distributed import rpc
 from torch.nn import functional as F
 
 from fxlib.analysis.operators import operator_tables as words
-from fxlib.runtime import functions
 from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.ops.registry import Role, functions_with
 from fxlib.runtime.submodules import submodule
-from fxlib.runtime.tracking.result_structure import check_plain, check_structure, check_tensor
 
 _FRESH = tuple(
     f"torch.nn.modules.{name}"
@@ -280,10 +279,8 @@ def _python_names() -> dict[object, str]:
     table |= {
         OrderedDict: "dict",
         read_attribute: "getattr",
-        functions.resolve: "resolve",
-        check_structure: "check_structure",
-        check_tensor: "check_structure",
-        check_plain: "check_structure",
+        **dict.fromkeys(functions_with(Role.LOOKUP), "resolve"),
+        **dict.fromkeys(functions_with(Role.CHECK), "check_structure"),
         rpc.get_worker_info: "get_worker_info",
     }  # look up a name
     return table | {function: "math" for name, function in vars(math).items() if callable(function)}

@@ -12,9 +12,9 @@ from fxlib.analysis.cost.costs import Costs
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.reasons import Reason
-from fxlib.runtime import ops
 from fxlib.runtime.ops.batches import is_batch, waits_of
 from fxlib.runtime.ops.calls import is_issue
+from fxlib.runtime.ops.registry import CREATIONS
 
 _IDLE = frozenset({"placeholder", "get_attr"})
 _CALL_S = 1e-4
@@ -63,7 +63,7 @@ def pairs_of(dependencies: Dependencies) -> Iterator[Pair]:
 def _ends(issue: Node) -> Iterator[Node]:
     """Yield the nodes that need what was issued: waits, or for a fetched RRef the wait for its value."""
     for user in issue.users:
-        if issue.target is ops.create and is_issue(user):
+        if issue.target in CREATIONS and is_issue(user):
             yield from user.users
         else:
             yield user

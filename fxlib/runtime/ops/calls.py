@@ -290,5 +290,3 @@ COLLECTIVE = register(
     )
 )
 BATCH = register(CallKind(name="batch", blocking=None, issue=batches.issue_batch, wait=batches.wait_item))
-for _operator in (operators.create, operators.limit_in_flight, operators.track_gradient, operators.send_gradient):
-    has_side_effect(_operator)

@@ -1,7 +1,8 @@
 """The registry of the operators that fxlib puts into graphs, with one row for each that all their readers share.
 
 A new operator is a row here, its implementation, and a test. The wire takes its allow-list and its checks of arguments
-from here, and analyses and clients take the sets at the end. The functions of a user's own client form a call kind
+from here; analyses, the propagation of shapes and clients take the sets at the end. By a row's role they know the
+operator's effects, and what its result is. The functions of a user's own client form a call kind
 (`fxlib.runtime.ops.calls`), and are no operators of fxlib.
 """
 
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
+
+from torch.fx.node import has_side_effect
 
 from fxlib.runtime import functions
 from fxlib.runtime.ops import batches, collectives, operators
@@ -31,6 +34,27 @@ class Role(Enum):
     LOOKUP = "looks a remote function up by its name"
 
 
+class Result(Enum):
+    """The knowledge of an operator's result that exists before it runs."""
+
+    DECLARED = "what the call's contract or the profile says"
+    ARGUMENT = "the first argument"
+    NO_TENSOR = "no tensor"
+    COMPUTED = "nothing: it is run"
+
+
+_RESULTS: Final = {
+    Role.TRACK: Result.ARGUMENT,
+    Role.CREATE: Result.NO_TENSOR,
+    Role.REFERENCE: Result.NO_TENSOR,
+    Role.CHECK: Result.NO_TENSOR,
+    Role.LIMIT: Result.NO_TENSOR,
+    Role.LOOKUP: Result.COMPUTED,
+}
+_KEPT: Final = (Role.CREATE, Role.LIMIT, Role.TRACK)
+"""The roles of operators that torch's dead-code elimination must keep. Those of call kinds are kept as well."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeOperator:
     """One row of the registry."""
@@ -47,6 +71,11 @@ class RuntimeOperator:
     """The position of the argument that names a remote function; that function's arguments and keywords follow it."""
     crosses_wire: bool = False
     """Whether the result has surely been copied, so that it shares no memory with the arguments."""
+
+    @property
+    def result(self) -> Result:
+        """The knowledge of the result that exists before the operator runs."""
+        return _RESULTS.get(self.role, Result.DECLARED)
 
 
 def _row(
@@ -89,6 +118,14 @@ OPERATORS: Final = (
 )
 
 BY_LABEL: Final = {each.label: each for each in OPERATORS}
+for _each in OPERATORS:
+    if _each.role in _KEPT:
+        has_side_effect(_each.function)
+
+
+def functions_with(*roles: Role) -> frozenset[object]:
+    """Return the operators that have one of these roles."""
+    return _functions(each for each in OPERATORS if each.role in roles)
 
 
 def _functions(rows: Any) -> frozenset[object]:
@@ -97,7 +134,13 @@ def _functions(rows: Any) -> frozenset[object]:
 
 CALLS_BY_NAME: Final = _functions(each for each in OPERATORS if each.destination_at == 0 and each.function_at == 1)
 """The operators whose first arguments are a destination and a function's name."""
-REPEATABLE: Final = CALLS_BY_NAME - {operators.create}
+CREATIONS: Final = functions_with(Role.CREATE)
+"""The operators that make an object on a server."""
+REFERENCES: Final = functions_with(Role.REFERENCE)
+"""The operators that make an RRef to a value of this process."""
+LIMITS: Final = functions_with(Role.LIMIT)
+"""The operators that bound what one forward has in flight."""
+REPEATABLE: Final = CALLS_BY_NAME - CREATIONS
 """The operators among `CALLS_BY_NAME` that make no object on the server."""
 REACHING: Final = _functions(
     each for each in OPERATORS if each.destination_at == 0 and each.role in (Role.CALL, Role.ISSUE)
@@ -106,6 +149,9 @@ REACHING: Final = _functions(
 FETCHES: Final = _functions(each for each in OPERATORS if each.destination_at == 0 and each.label.endswith("fetch"))
 CROSSING: Final = _functions(each for each in OPERATORS if each.crosses_wire)
 """The calls whose results, even of this very process, have crossed a wire: they share no memory with arguments."""
-TRACKERS: Final = _functions(each for each in OPERATORS if each.role is Role.TRACK)
+TRACKERS: Final = functions_with(Role.TRACK)
 """The operators that let a remote result take a gradient."""
-CHECKS: Final = _functions(each for each in OPERATORS if each.role is Role.CHECK)
+ARGUMENT_RESULTS: Final = _functions(each for each in OPERATORS if each.result is Result.ARGUMENT)
+"""The operators that return their first argument, or a tensor like it."""
+NO_TENSOR_RESULTS: Final = _functions(each for each in OPERATORS if each.result is Result.NO_TENSOR)
+"""The operators whose result is no tensor."""

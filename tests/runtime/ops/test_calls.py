@@ -7,7 +7,10 @@ import inspect
 import pytest
 import torch
 
+from fxlib.analysis.effects.node_kinds import Behaviours, Part
+from fxlib.analysis.operators.schemas import facts_of
 from fxlib.errors import ContractError
+from fxlib.reasons import Reason
 from fxlib.runtime import CallKind, is_call, is_issue, is_wait, kind_of, kinds, register
 from fxlib.runtime.ops import (
     calls,
@@ -25,6 +28,18 @@ from fxlib.runtime.ops.calls import FETCH, REMOTE_CALL
 from fxlib.runtime.ops.registry import BY_LABEL, OPERATORS, Role, RuntimeOperator
 from fxlib.wire.targets import function_name, functions
 from tests.runtime.graphs import Program
+
+PARTS = {
+    Role.CALL: Part.CALL,
+    Role.ISSUE: Part.FENCE,  # it has no wait
+    Role.WAIT: Part.FENCE,  # nor has it an issue
+    Role.CREATE: Part.ISSUE,
+    Role.LIMIT: Part.INPUT,
+    Role.REFERENCE: Part.LOCAL,
+    Role.TRACK: Part.LOCAL,
+    Role.CHECK: Part.LOCAL,
+    Role.LOOKUP: Part.LOCAL,
+}
 
 
 def test_each_part_of_a_call_is_told_apart() -> None:
@@ -92,6 +107,18 @@ def test_a_row_says_what_the_function_takes(row: RuntimeOperator) -> None:
 def test_a_row_travels_under_its_label(row: RuntimeOperator) -> None:
     assert functions()[row.label] is row.function
     assert function_name(row.function) == row.label
+
+
+@pytest.mark.parametrize("row", OPERATORS, ids=lambda row: row.label)
+def test_a_row_says_what_an_operator_does_to_a_program(row: RuntimeOperator) -> None:
+    program = Program("x")
+    node = program.local(row.function, *program.inputs, *[()] * ((row.arguments or 1) - 1))
+    module = program.returns(node)
+    behaviour = Behaviours(module).of(node)
+    assert behaviour.fence is not Reason.OPAQUE_NEIGHBOUR
+    assert behaviour.part is PARTS[row.role]
+    assert (facts_of(row.function) is not None) == (row.role in {Role.CHECK, Role.LOOKUP})
+    assert node.is_impure() == (row.role not in {Role.REFERENCE, Role.CHECK, Role.LOOKUP})
 
 
 def test_the_operators_of_call_kinds_are_rows() -> None:

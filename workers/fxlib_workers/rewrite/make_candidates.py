@@ -25,7 +25,7 @@ from fxlib.recipes.undeclared import undeclared
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.backends import installed
 from fxlib.runtime.lowering import BACKEND
-from fxlib.runtime.ops.operators import limit_in_flight
+from fxlib.runtime.ops.registry import LIMITS
 from fxlib.spec.job import TrialOptions
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, CandidateReport, Report, Undeclared
@@ -160,7 +160,7 @@ def _headroom(
 
 def _program(module: GraphModule) -> str:
     """Return a text that equal programs share. A different limit on calls in flight alone makes no new program."""
-    nodes = (node for node in module.graph.nodes if node.target is not limit_in_flight)
+    nodes = (node for node in module.graph.nodes if node.target not in LIMITS)
     return "\n".join(f"{node.name} {node.target} {node.args} {node.kwargs} {node.meta.get(BACKEND)}" for node in nodes)
 
 

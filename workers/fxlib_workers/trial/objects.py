@@ -13,11 +13,10 @@ from torch.fx import GraphModule, Node
 from fxlib.analysis.effects.process_groups import Groups, groups_of, own_code_in
 from fxlib.analysis.effects.resources import contract_of_call, function_name
 from fxlib.passes.infra.annotate import assumed_of
-from fxlib.runtime import ops
 from fxlib.runtime.ops import calls
 from fxlib.runtime.ops.batches import is_batch, is_item, items_of
 from fxlib.runtime.ops.record import call_name
-from fxlib.runtime.ops.registry import FETCHES, TRACKERS
+from fxlib.runtime.ops.registry import CREATIONS, FETCHES, TRACKERS
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch
 from fxlib.spec.workload import Workload
@@ -60,7 +59,7 @@ def requirements_of(modules: Iterable[GraphModule], workload: Workload) -> Requi
             opaque.update(_opaque(body, node, () if path else workload.rrefs))
             for server, function in _functions(node) if pushes or node.target not in TRACKERS else ():
                 functions.setdefault(server, set()).add(function)
-            if node.target is ops.create:
+            if node.target in CREATIONS:
                 created.setdefault(str(node.args[1]), set()).update(fetches_of(node))
             contract = contract_of_call(node) or assumed_of(node, workload.assume)
             if node.target in TRACKERS:
@@ -81,7 +80,7 @@ def _makes_call(node: Node) -> bool:
     return (
         is_item(node)
         or (not is_batch(node) and (calls.is_call(node) or calls.is_issue(node)))
-        or (node.target is ops.create)
+        or node.target in CREATIONS
     )
 
 
@@ -172,7 +171,7 @@ def _functions(node: Node) -> Iterator[tuple[str, str]]:
         if isinstance(node.args[3], str):
             yield to, node.args[3]
         return
-    elif calls.is_call(node) or calls.is_issue(node) or node.target is ops.create:
+    elif calls.is_call(node) or calls.is_issue(node) or node.target in CREATIONS:
         to, function = (*node.args, "", "")[:2]
     else:
         return

@@ -24,7 +24,7 @@ from fxlib.runtime import functions, ops
 from fxlib.runtime.ops.batches import IN_ORDER, is_batch, items_of
 from fxlib.runtime.ops.calls import CallKind, ClientFunction, client_of, is_call, is_issue, is_wait
 from fxlib.runtime.ops.record import call_name
-from fxlib.runtime.ops.registry import REPEATABLE, TRACKERS
+from fxlib.runtime.ops.registry import CREATIONS, REPEATABLE, TRACKERS
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
 from fxlib_workers.trial.objects import fetches_of
@@ -159,7 +159,7 @@ class _Renaming:
     def rename(self, node: Node) -> None:
         if node.target in REPEATABLE:
             node.args = self._renamed(node.args, 1, call_name(node), to=node.args[0])
-        elif node.target is ops.create:
+        elif node.target in CREATIONS:
             call = next(iter(fetches_of(node)), "")
             node.args = self._renamed(node.args, 1, call, to=node.args[0])
         elif node.target in TRACKERS:
