@@ -45,12 +45,12 @@ def check_operators(answer: GraphModule, original: GraphModule, passes: Sequence
     for body, node in _nodes(answer):
         for name in known.foreign(node, body):
             if not (may.allows(name, known.names) or (may.plain and _is_plain(node))):
-                told = f"the rewritten graph calls {name}, which neither the original does nor a pass of the recipe"
-                raise WireError(told, where="the answer")
+                problem = f"the rewritten graph calls {name}, which neither the original does nor a pass of the recipe"
+                raise WireError(problem, where="the answer")
         sizes = called(node, body) not in may.operators and not _is_pointwise(node)
         if sizes and _is_large(node) and not known.has_given(node, body):
-            told = f"the rewritten graph gives {node.target!r} larger numbers than the original"
-            raise WireError(told, where="the answer")
+            problem = f"the rewritten graph gives {node.target!r} larger numbers than the original"
+            raise WireError(problem, where="the answer")
 
 
 class _Known:
@@ -157,8 +157,8 @@ def check_writes(answer: GraphModule, original: GraphModule, passes: Sequence[Gr
         return
     if more := sorted(_written(answer) - _written(original)):
         path, name = more[0]
-        told = f"the rewritten graph writes over {f'{path}.{name}'.lstrip('.')}, which the original leaves as it is"
-        raise WireError(told, where="the answer")
+        problem = f"the rewritten graph writes over {f'{path}.{name}'.lstrip('.')}, which the original leaves as it is"
+        raise WireError(problem, where="the answer")
 
 
 def _written(module: GraphModule) -> set[tuple[str, str]]:

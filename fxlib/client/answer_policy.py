@@ -205,13 +205,13 @@ def _modes(module: GraphModule) -> list[Hashable]:
     changing = {body for body in graphs.values() if any(node.target in _MODES for node in body.graph.nodes)}
     found: list[Hashable] = []
     for path, body in graphs.items():
-        places: dict[Node, int] = {}
+        positions: dict[Node, int] = {}
         for node in body.graph.nodes:
             if node.target in _MODES:
                 given = [
-                    ("block", places.get(each, -1)) if isinstance(each, Node) else repr(each) for each in node.args
+                    ("block", positions.get(each, -1)) if isinstance(each, Node) else repr(each) for each in node.args
                 ]
-                places[node] = len(places)
+                positions[node] = len(positions)
                 found.append((path, callable_key(node.target), *given, repr(node.kwargs)))
             elif node.op == "call_module" and changing.intersection(body.get_submodule(str(node.target)).modules()):
                 found.append((path, str(node.target)))
@@ -377,20 +377,20 @@ def _made(module: GraphModule, numbers: Numbers, states: dict[tuple[Hashable, ..
     known, found, clock = numbers.of(module), list[_Made](), itertools.count()
 
     def run(body: GraphModule) -> None:
-        places: dict[Node, int] = {}
+        positions: dict[Node, int] = {}
         for node in body.graph.nodes:
-            places[node] = next(clock)
+            positions[node] = next(clock)
             for entered in _entered(_called(body, node)) if node.op == "call_module" else ():
                 run(entered)
-        for node, place in places.items():
+        for node, position in positions.items():
             if not (is_batch(node) or node.target in CALLS_BY_NAME):
                 continue
             functions_called = [each.function for each in items_of(node)] if is_batch(node) else [node.args[1]]
             for index, function in enumerate(functions_called):
-                waits = [places[user] for user in node.users if is_wait(user) and user.args[1:] in ((), (index,))]
-                over = max(waits, default=math.inf) if is_issue(node) else place
+                waits = [positions[user] for user in node.users if is_wait(user) and user.args[1:] in ((), (index,))]
+                over = max(waits, default=math.inf) if is_issue(node) else position
                 key = numbers.value(node.args[0], known), numbers.value(function, known)
-                found.append(_Made(key, place, over))
+                found.append(_Made(key, position, over))
                 contract = contract_of_call(node)
                 said = states_of(contract, destination(node))
                 states.setdefault(key, []).append(_States(*said, commutes=contract is not None and contract.commutes))

@@ -94,7 +94,7 @@ class Turn:
         self._rendezvous = rendezvous
         self._lock = threading.Lock()
         self._made = 0
-        self._told = False
+        self._is_announced = False
         self._first: float | None = None
         self._known = threading.Event()
 
@@ -115,18 +115,18 @@ class Turn:
     def tell(self) -> None:
         """Tell the other ranks how many calls this one has made, unless they know."""
         with self._lock:
-            if not self._told:
+            if not self._is_announced:
                 self._rendezvous.write("swaps", str(self._made).encode())
-                self._told = True
+                self._is_announced = True
 
     def has_come(self) -> bool:
         """Count a call, and return whether it is the agreed one or a later one; wait for the other ranks if needed."""
         with self._lock:
             self._made += 1
-            made, told = self._made, self._told
-        if told:
+            made, is_announced = self._made, self._is_announced
+        if is_announced:
             self._known.wait()
-        return self._first is not None and told and made >= self._first
+        return self._first is not None and is_announced and made >= self._first
 
 
 def _described(own: Prepared | Outcome) -> bytes:

@@ -62,7 +62,7 @@ Report = Callable[[LiveFigures], None]
 """A function that reports to the service; it raises a RemoteError if that fails."""
 
 
-class Place(NamedTuple):
+class StepRole(NamedTuple):
     """One step of a round: whether the original runs, whether the step counts, and whether it belongs to a pair."""
 
     original: bool
@@ -87,20 +87,20 @@ class Turns:
         """Number of steps of a round."""
         return max(2 * _TURN, math.ceil(_TURN / self.canary)) if self.canary else _PLAIN_ROUND
 
-    def at(self, step: int) -> Place:
-        """Return the place of a step in its round, by the step's number from 0."""
+    def at(self, step: int) -> StepRole:
+        """Return the role of a step in its round, by the step's number from 0."""
         length = self.round_steps
-        turn, place = divmod(step, length)
+        turn, at = divmod(step, length)
         if not self.canary:
-            return Place(original=False, counts=step >= COLD_STEPS)
+            return StepRole(original=False, counts=step >= COLD_STEPS)
         if _original_first(self.seed, turn):
-            original, since = place < _TURN, place if place < _TURN else place - _TURN
+            original, since = at < _TURN, at if at < _TURN else at - _TURN
             paired = COLD_STEPS <= since < _TURN
         else:
-            original = place >= length - _TURN
-            since = place - (length - _TURN) if original else place
-            paired = since >= COLD_STEPS if original else length - _TURN - BLOCK_STEPS <= place
-        return Place(original=original, counts=since >= COLD_STEPS, paired=paired)
+            original = at >= length - _TURN
+            since = at - (length - _TURN) if original else at
+            paired = since >= COLD_STEPS if original else length - _TURN - BLOCK_STEPS <= at
+        return StepRole(original=original, counts=since >= COLD_STEPS, paired=paired)
 
 
 @lru_cache(maxsize=8)
@@ -204,7 +204,7 @@ class StepWatch(LiveWatch):
         self._steps = 0
         self._runs_original = False
         self._went_back = False
-        self._place = Place(original=False, counts=False)
+        self._role = StepRole(original=False, counts=False)
         self._rounds: deque[tuple[_Block, _Block]] = deque([(_Block(), _Block())], maxlen=WINDOW)
         """The blocks of the rewritten module and of the original in each of the last rounds."""
         self._pair = (_Block(), _Block())
@@ -261,22 +261,22 @@ class StepWatch(LiveWatch):
         """Switch to the module that runs in the next step."""
         if self._turn is not None and not self._closed.is_set() and self._turn.has_come():
             self._go_back()
-        self._place = self._turns.at(self._steps)
+        self._role = self._turns.at(self._steps)
         if self._went_back:
-            self._place = Place(original=True)
+            self._role = StepRole(original=True)
         elif self._closed.is_set():
-            self._place = Place(original=False)
-        if self._place.original != self._runs_original:
-            self._switch(to_original=self._place.original)
+            self._role = StepRole(original=False)
+        if self._role.original != self._runs_original:
+            self._switch(to_original=self._role.original)
 
     def end(self, samples: float, seconds: float) -> None:
         """Note a step that has ended without an error."""
-        place = self._place
-        if not place.counts:
+        role = self._role
+        if not role.counts:
             return
-        self._rounds[-1][place.original].add(samples, seconds)
-        if place.paired:
-            self._pair[place.original].add(samples, seconds)
+        self._rounds[-1][role.original].add(samples, seconds)
+        if role.paired:
+            self._pair[role.original].add(samples, seconds)
 
     def passed(self) -> None:
         """Note that a step is over, with or without an error."""
@@ -332,7 +332,7 @@ class StepWatch(LiveWatch):
                 try:
                     self._report(self.figures)
                 except Exception as error:  # noqa: BLE001 - promised: whatever happens, the job trains
-                    _LOG.info("the service was not told how fast the steps are: %s", error)
+                    _LOG.info("the figures of the steps did not reach the service: %s", error)
             if last:
                 return
 

@@ -168,7 +168,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
     encoded = wire.encode(captured, weights=sent)
     graph = encoded.graph.SerializeToString(deterministic=True)
     address = protocol.blob_ref(graph)
-    told = protocol.workload_to_proto(workload)
+    described = protocol.workload_to_proto(workload)
     variants, declined = prepare_variants(captured, workload, question.profile, weights=sent)
     request = jobs_pb2.OptimizeRequest(
         request_id=str(uuid.uuid4()),
@@ -177,7 +177,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         labels=question.labels,
         where=question.where,
         graph=address,
-        workload=told.message,
+        workload=described.message,
         recipe=protocol.recipe_to_proto(question.recipe),
         trial=protocol.trial_to_proto(question.trial),
         torch_version=torch.__version__,
@@ -187,7 +187,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         variants=[each.request for each in variants.values()],
         backends=filter(None, map(installed, BACKENDS)) if auto else (),
     )
-    blobs = {**encoded.blobs, **told.blobs, address.sha256: graph}
+    blobs = {**encoded.blobs, **described.blobs, address.sha256: graph}
     for each in variants.values():
         blobs |= each.blobs
     return Prepared(
@@ -214,15 +214,15 @@ def calibrated(captured: GraphModule, workload: Workload, question: Question) ->
     """
     known = RECIPES["int8"].passes if protocol.is_auto(question.recipe) else protocol.passes_of(question.recipe)
     passes = known or ()
-    place, step = next(((i, each) for i, each in enumerate(passes) if isinstance(each, Quantize)), (0, None))
+    position, step = next(((i, each) for i, each in enumerate(passes) if isinstance(each, Quantize)), (0, None))
     if step is None or workload.spec is None or not workload.calibration:
         return workload
     if protocol.is_auto(question.recipe) and question.max_relative_error <= _TRIAL.max_relative_error:
         return workload  # the bound on the error leaves no room for int8
-    before = Recipe(name="before int8", passes=passes[:place]).run(captured, PlanningRequest.of(workload)).module
+    before = Recipe(name="before int8", passes=passes[:position]).run(captured, PlanningRequest.of(workload)).module
     context = Context(before, workload=workload, max_relative_error=question.max_relative_error)
-    told = with_ranges_of(workload.spec, workload.calibration)
-    return replace(workload, batches=told, ranges=step.ranges(before, context))
+    spec = with_ranges_of(workload.spec, workload.calibration)
+    return replace(workload, batches=spec, ranges=step.ranges(before, context))
 
 
 def _sent(profile: Profile) -> Profile:

@@ -114,8 +114,8 @@ class Result(Report):
     @classmethod
     def of(cls, report: Report, *, module: nn.Module, job_id: str, cached: bool) -> Result:
         """Join a worker's report with the module that it describes."""
-        told = {each.name: getattr(report, each.name) for each in fields(Report)}
-        return cls(**told, module=module, job_id=job_id, cached=cached)
+        values = {each.name: getattr(report, each.name) for each in fields(Report)}
+        return cls(**values, module=module, job_id=job_id, cached=cached)
 
     @classmethod
     def original(cls, module: nn.Module, explanation: str, *, job_id: str = "") -> Result:

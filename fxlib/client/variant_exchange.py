@@ -116,7 +116,7 @@ def _prepared(
             "at one step"
         )
     own = workload.of(variant)
-    told = protocol.workload_to_proto(own)
+    described = protocol.workload_to_proto(own)
     with mode_of(main, variant):
         marks = marks_of(captured) if weights else {}
         encoded = wire.encode(captured, weights=weights)
@@ -126,10 +126,10 @@ def _prepared(
     request = jobs_pb2.VariantRequest(
         name=variant.name,
         graph=address,
-        workload=told.message,
+        workload=described.message,
         profile=None if known is None else protocol.profile_to_proto(known),
     )
-    blobs = {**encoded.blobs, **told.blobs, address.sha256: graph}
+    blobs = {**encoded.blobs, **described.blobs, address.sha256: graph}
     return PreparedVariant(variant=variant, captured=captured, request=request, blobs=blobs, marks=marks)
 
 

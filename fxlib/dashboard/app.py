@@ -1,6 +1,6 @@
 """Serve the dashboard: pages, the same data as JSON, live messages, and actions of visitors with their own tokens.
 
-It is served on its own port until the process is told to end.
+It is served on its own port until the process is asked to end.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Vary": "Accept",
 }
-_TOLD: Final = (RemoteError, WireError, HTTPException, UnknownRunError, RunError)
+_REPORTED: Final = (RemoteError, WireError, HTTPException, UnknownRunError, RunError)
 """Exceptions that are reported as a page or as JSON."""
 _STATUSES: Final = {"JOB_NOT_FOUND": 404, "INVALID_REQUEST": 400, "PERMISSION_DENIED": 403, "UNAUTHENTICATED": 401}
 
@@ -113,7 +113,7 @@ def make_app(
             Middleware(_Headers),
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
         ],
-        exception_handlers=dict.fromkeys(_TOLD, site.failed),
+        exception_handlers=dict.fromkeys(_REPORTED, site.failed),
         lifespan=site.lifespan,
     )
 
@@ -177,8 +177,8 @@ class _Site:
 
     def job(self, request: Request) -> Response:
         """Show one job."""
-        told = self._view.job(request.path_params["job_id"])
-        return self._page(request, "job", told, request_id=secrets.token_hex(16))
+        answer = self._view.job(request.path_params["job_id"])
+        return self._page(request, "job", answer, request_id=secrets.token_hex(16))
 
     def models(self, request: Request) -> Response:
         """Show the models, and the outcome of each."""
@@ -186,8 +186,8 @@ class _Site:
 
     def model(self, request: Request) -> Response:
         """Show the gains of one model over time."""
-        told = self._view.model(request.query_params.get("namespace", ""), request.query_params.get("name", ""))
-        return self._page(request, "model", told)
+        answer = self._view.model(request.query_params.get("namespace", ""), request.query_params.get("name", ""))
+        return self._page(request, "model", answer)
 
     def zoos(self, request: Request) -> Response:
         """Show the zoos, and the newest runs of each."""
@@ -196,17 +196,17 @@ class _Site:
     def zoo_run(self, request: Request) -> Response:
         """Show one run of a zoo, with the rows that fit the filter."""
         asked = request.query_params
-        told = self._zoos.run(request.path_params["run"], asked.get("zoo", ""))
+        answer = self._zoos.run(request.path_params["run"], asked.get("zoo", ""))
         outcome, name = asked.get("outcome", ""), asked.get("name", "")
-        rows = [each for each in told["rows"] if outcome in ("", each["outcome"]) and name in each["name"]]
+        rows = [each for each in answer["rows"] if outcome in ("", each["outcome"]) and name in each["name"]]
         wanted = {"outcome": outcome, "name": name}
-        return self._page(request, "zoo_run", {**told, "rows": rows}, wanted=wanted)
+        return self._page(request, "zoo_run", {**answer, "rows": rows}, wanted=wanted)
 
     def zoo_diff(self, request: Request) -> Response:
         """Show the changes between two runs of a zoo."""
         asked = request.query_params
-        told = self._zoos.diff(asked.get("a", ""), asked.get("b", ""), asked.get("zoo", ""))
-        return self._page(request, "zoo_diff", told)
+        answer = self._zoos.diff(asked.get("a", ""), asked.get("b", ""), asked.get("zoo", ""))
+        return self._page(request, "zoo_diff", answer)
 
     async def live(self, request: Request) -> Response:
         """Announce changes as server-sent events."""
@@ -230,12 +230,12 @@ class _Site:
         if feed is None:
             raise HTTPException(503, "so many jobs are followed that there is no room for another")
 
-        def told(event: Event) -> str:
+        def message(event: Event) -> str:
             if event.sequence <= after:
                 return ""
             return f"id: {event.sequence}\nevent: event\ndata: {json.dumps(event_data(event))}\n\n"
 
-        return self._stream(feed, told)
+        return self._stream(feed, message)
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a job, with the visitor's token."""
@@ -326,20 +326,20 @@ class _Site:
         self,
         request: Request,
         name: str,
-        told: Mapping[str, Any],
+        answer: Mapping[str, Any],
         *,
         status: int = 200,
         headers: Mapping[str, str] | None = None,
         **more: Any,
     ) -> Response:
         if _wants_json(request):
-            return JSONResponse(told, status_code=status, headers=headers)
+            return JSONResponse(answer, status_code=status, headers=headers)
         text = self._templates.get_template(f"{name}.html").render(
-            told=told,
+            answer=answer,
             current=name,
             visitor=self._visitors.of(request),
             address=str(request.url.replace(scheme="", netloc="")),
-            following_page=_following(request, told.get("following", "")),
+            following_page=_following(request, answer.get("following", "")),
             **more,
         )
         return HTMLResponse(text, status_code=status, headers=headers)

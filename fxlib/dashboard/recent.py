@@ -34,8 +34,8 @@ class Recent:
             at, known = self._known.get(key, (float("-inf"), None))
             generation = self._generation
         if time.monotonic() - at < _RECENT_S:
-            told: T = known
-            return told
+            recent: T = known
+            return recent
         answer = ask()
         with self._lock:
             if generation == self._generation:

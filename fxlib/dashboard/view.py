@@ -108,7 +108,7 @@ class View:
         return repr((workers, [(job.id, job.state, job.phase, job.last_sequence) for job in jobs.values()]))
 
     def _workers(self) -> dict[str, Any]:
-        told = self._client.capabilities(timeout_s=_TIMEOUT_S)
+        answer = self._client.capabilities(timeout_s=_TIMEOUT_S)
         has = {job.worker_id: _line(job) for job in self._running()}
         workers = [
             {
@@ -121,10 +121,13 @@ class View:
                 "allowed_modules": [one_line(each) for each in worker.allowed_modules],
                 "job": has.get(one_line(worker.worker_id)),
             }
-            for worker in told.workers
+            for worker in answer.workers
         ]
         return {
-            "service": {"version": one_line(told.fxlib_version), "recipes": [one_line(each) for each in told.recipes]},
+            "service": {
+                "version": one_line(answer.fxlib_version),
+                "recipes": [one_line(each) for each in answer.recipes],
+            },
             "workers": workers,
         }
 
@@ -161,21 +164,21 @@ class View:
         def note(event: Event) -> None:
             found.append(event)
             if event.sequence >= job.last_sequence:
-                raise _AllToldError
+                raise _AllEventsReadError
 
         if job.last_sequence:
-            with suppress(_AllToldError):
+            with suppress(_AllEventsReadError):
                 self._client.watch(job.id, note, timeout_s=_TIMEOUT_S)
         return [event_data(event) for event in found]
 
 
 def event_data(event: Event) -> dict[str, Any]:
     """Return an event as plain data."""
-    told: dict[str, Any] = plain(event)
-    return told
+    data: dict[str, Any] = plain(event)
+    return data
 
 
-class _AllToldError(Exception):
+class _AllEventsReadError(Exception):
     """All present events of a job have been delivered."""
 
 

@@ -92,9 +92,9 @@ class Zoos:
         runs = self._zoos[zoo]
         run = _named(runs)[name]
         before = next((each for each in runs.before(run) if each.name.isprintable()), None)
-        told = results(run, before)
-        told["rows"].sort(key=lambda row: (-(row["gain"]["value"] if row["gain"] else float("-inf")), row["name"]))
-        return {"zoo": zoo, **_found(told), "run": name, "over": all(_over(row) for row in told["rows"])}
+        answer = results(run, before)
+        answer["rows"].sort(key=lambda row: (-(row["gain"]["value"] if row["gain"] else float("-inf")), row["name"]))
+        return {"zoo": zoo, **_found(answer), "run": name, "over": all(_over(row) for row in answer["rows"])}
 
     def diff(self, before: str = "", after: str = "", zoo: str = "") -> dict[str, Any]:
         """Return the changes between two runs of a zoo.
@@ -125,8 +125,8 @@ class Zoos:
             raise UnknownRunError(f"no run is before {two.name}, which there is to compare with", where=zoo)
         found = compare(one.rows(), two.rows())
         regressions = [each.name for each in found.regressions]
-        told = {**found.to_dict(), "regressions": regressions}
-        return {"zoo": zoo, "before": one.name, "after": two.name, **_found(told), "runs": list(named)}
+        answer = {**found.to_dict(), "regressions": regressions}
+        return {"zoo": zoo, "before": one.name, "after": two.name, **_found(answer), "runs": list(named)}
 
     def _zoo_of(self, name: str, zoo: str) -> str:
         if zoo and zoo not in self._zoos:
@@ -134,8 +134,8 @@ class Zoos:
             raise UnknownRunError(f"no zoo is called {zoo!r}", hint=f"There are: {known}.")
         have = [each for each in ([zoo] if zoo else self._zoos) if not name or name in _named(self._zoos[each])]
         if len(have) != 1:
-            told = "several zoos have a run" if have else "no run is"
-            raise UnknownRunError(f"{told} called {name!r}", hint="Say of which zoo: zoo=NAME." if have else "")
+            problem = "several zoos have a run" if have else "no run is"
+            raise UnknownRunError(f"{problem} called {name!r}", hint="Say of which zoo: zoo=NAME." if have else "")
         return have[0]
 
     def _summary(self, run: Run) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Zoos:
             rows = run.rows()
         except RunError as error:
             return {"run": run.name, "error": inert(str(error))}
-        told = {
+        summary = {
             "run": run.name,
             "manifest": inert(run.manifest),
             "models": len(rows),
@@ -158,8 +158,8 @@ class Zoos:
             "error": "",
         }
         if time.time_ns() - at > _SETTLED_NS:
-            self._summaries[run.folder] = at, told
-        return told
+            self._summaries[run.folder] = at, summary
+        return summary
 
 
 def _named(runs: Runs) -> dict[str, Run]:
@@ -183,6 +183,6 @@ def _over(row: dict[str, Any]) -> bool:
     return row["state"] in ("done", "failed")
 
 
-def _found(told: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = inert(told)
+def _found(answer: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = inert(answer)
     return made

@@ -64,9 +64,14 @@ def fragment(result: Mapping[str, Any]) -> str:
 
     Its text is plain: it contains no markup, no control characters, and no marks that change the direction of text.
     """
-    told = inert(result)
-    spans = sum(len(timeline["spans"]) for key in _TIMELINES.values() if (timeline := told.get(key)))
-    shown = {"told": told, "title": TITLES[told["decision"]], "calls": _CALLS, "drawn": spans <= _SPANS}
+    plain_result = inert(result)
+    spans = sum(len(timeline["spans"]) for key in _TIMELINES.values() if (timeline := plain_result.get(key)))
+    shown = {
+        "result": plain_result,
+        "title": TITLES[plain_result["decision"]],
+        "calls": _CALLS,
+        "drawn": spans <= _SPANS,
+    }
     return environment("fxlib").get_template("result.html").render(shown)
 
 
@@ -84,16 +89,18 @@ def _shown(value: Any) -> Any:
     return plain_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def _sentence(told: Mapping[str, Any]) -> str:
+def _sentence(entry: Mapping[str, Any]) -> str:
     """Return the reason of a report's entry about a call as a sentence; an unknown reason as its name."""
-    reason = Reason.__members__.get(told["reason"])
-    return told["reason"] if reason is None else reason.sentence(told.get("detail", ""))
+    reason = Reason.__members__.get(entry["reason"])
+    return entry["reason"] if reason is None else reason.sentence(entry.get("detail", ""))
 
 
 def _steps(report: Mapping[str, Any]) -> Markup:
     """Draw the step of a report before, after and at the bound; return nothing if the report has none of them."""
     timelines = {}
     for name, key in _TIMELINES.items():
-        if told := report.get(key):
-            timelines[name] = Timeline(spans=tuple(Span(**span) for span in told["spans"]), step_s=told["step_s"])
+        if timeline := report.get(key):
+            timelines[name] = Timeline(
+                spans=tuple(Span(**span) for span in timeline["spans"]), step_s=timeline["step_s"]
+            )
     return Markup(figure(timelines)) if timelines else Markup("")  # noqa: S704 - `figure` escapes all names

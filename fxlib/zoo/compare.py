@@ -42,8 +42,8 @@ class Change:
     def to_dict(self) -> dict[str, Any]:
         """Return the object as plain data."""
         rows = {"before": self.before, "after": self.after}
-        told = {name: None if row is None else plain(row.to_dict()) for name, row in rows.items()}
-        return {"name": self.name, "kind": self.kind, **told, "p": self.p}
+        plain_rows = {name: None if row is None else plain(row.to_dict()) for name, row in rows.items()}
+        return {"name": self.name, "kind": self.kind, **plain_rows, "p": self.p}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,7 +136,7 @@ class Entry:
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
     @property
-    def places(self) -> list[dict[str, str]]:
+    def wheres(self) -> list[dict[str, str]]:
         """The labels that a worker must have, for each job that measures the entry."""
         return [{**self.where, **each} for each in self.replicas] or [dict(self.where)]
 
@@ -217,8 +217,8 @@ def read_manifest(path: Path) -> Manifest:
     seen = dict[str, Entry]()
     for index, entry in reader.entries(read):
         if entry.name in seen:
-            told = f"two models are called {entry.name!r}"
-            raise reader.error(told, key=entry.name, index=index, hint="Give one of them another name.")
+            problem = f"two models are called {entry.name!r}"
+            raise reader.error(problem, key=entry.name, index=index, hint="Give one of them another name.")
         seen[entry.name] = entry
     if not seen:
         raise ManifestError("it lists no model", where=str(path), hint="Add a table [[model]].")
@@ -265,8 +265,10 @@ class _Reader:
     def _expanded(self, settings: Mapping[str, Any], model: Mapping[str, Any], index: int) -> Iterator[Entry]:
         sources = [each for each in SOURCES if each in model]
         if len(sources) != 1:
-            told = " and ".join(sources) if sources else "none of " + ", ".join(SOURCES)
-            raise self.error(f"a model has one source; this one has {told}", key=(sources or ["model"])[0], index=index)
+            found = " and ".join(sources) if sources else "none of " + ", ".join(SOURCES)
+            raise self.error(
+                f"a model has one source; this one has {found}", key=(sources or ["model"])[0], index=index
+            )
         (source,) = sources
         targets = self._targets(source, model[source], index)
         matrix = model.get("matrix", {})
@@ -295,8 +297,8 @@ class _Reader:
             try:
                 found = sorted(map(str, folder.glob(given)))
             except (ValueError, NotImplementedError, OSError) as error:
-                told = f"{given!r} is no pattern of files beside the manifest: {error}"
-                raise self.error(told, key="file", index=index) from error
+                problem = f"{given!r} is no pattern of files beside the manifest: {error}"
+                raise self.error(problem, key="file", index=index) from error
             if not found:
                 raise self.error(f"no file matches {given!r}", key="file", index=index)
             return found
@@ -342,9 +344,9 @@ class _Reader:
         A tensor with another first size has no batch dimension, and stays as it is.
         """
         if not isinstance(workload, dict):
-            told = "a function makes the workload, so that" if workload else "there is no workload, in which"
+            origin = "a function makes the workload, so that" if workload else "there is no workload, in which"
             hint = 'Write the workload as a table, such as workload = { inputs = ["8x3x224x224"] }.'
-            raise self.error(f"{told} matrix.batch_size changes nothing", key=_BATCH_SIZE, index=index, hint=hint)
+            raise self.error(f"{origin} matrix.batch_size changes nothing", key=_BATCH_SIZE, index=index, hint=hint)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise self.error(f"batch_size is a whole number above zero, not {size!r}", key=_BATCH_SIZE, index=index)
         inputs, kwargs = workload.get("inputs", []), workload.get("kwargs", {})
@@ -428,8 +430,8 @@ class _Reader:
             for key, value in labels.items():
                 if not isinstance(value, str):
                     raise self.error(f"the label {key} is text, not {value!r}", key=key, index=index)
-        for key, places in (("where", (given.get("where", {}), *matrix)), ("replicas", replicas)):
-            for label, problem in (each for place in places for each in problems_of(place)):
+        for key, several in (("where", (given.get("where", {}), *matrix)), ("replicas", replicas)):
+            for label, problem in (each for labels in several for each in problems_of(labels)):
                 raise self.error(f"{key} {label} {problem}", key=key, index=index)
 
     def _unknown(

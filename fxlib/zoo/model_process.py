@@ -114,7 +114,7 @@ def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., Non
         )
         jobs = list[Job]()
         try:
-            for where, request_id in zip(entry.places, asked["request_ids"], strict=True):
+            for where, request_id in zip(entry.wheres, asked["request_ids"], strict=True):
                 try:
                     found = hand_in(where=where, request_id=request_id)
                 except RejectedError as error:
@@ -128,12 +128,12 @@ def _asked(asked: Mapping[str, Any], observer: Observer, tell: Callable[..., Non
             raise _FailedError(getattr(error, "code", "") or "SERVICE", str(error)) from error
         except WorkloadError as error:
             raise _FailedError("WORKLOAD", str(error)) from error
-    told = {"dependencies": asdict(observer.found()), "capture_s": time.monotonic() - start}
+    noted = {"dependencies": asdict(observer.found()), "capture_s": time.monotonic() - start}
     if isinstance(found, Job):
-        return {**told, "jobs": [job.id for job in jobs], "cached": all(job.cached for job in jobs)}
+        return {**noted, "jobs": [job.id for job in jobs], "cached": all(job.cached for job in jobs)}
     if found.reason is None:
-        return {**told, "failed": "CAPTURE", "message": found.explanation}
-    return {**told, "report": plain(found.to_dict())}
+        return {**noted, "failed": "CAPTURE", "message": found.explanation}
+    return {**noted, "report": plain(found.to_dict())}
 
 
 def _seed() -> None:
@@ -164,8 +164,8 @@ def _made(entry: Entry) -> tuple[Any, Any]:
     else:
         model, workload = made, _workload(entry)
     if not isinstance(model, nn.Module) and not hasattr(model, "graph_module"):
-        told = f"it returned {type(made).__name__}, and neither a module nor (model, workload)"
-        raise _FailedError("FACTORY", told)
+        problem = f"it returned {type(made).__name__}, and neither a module nor (model, workload)"
+        raise _FailedError("FACTORY", problem)
     if entry.threads is not None:
         workload = replace(workload, threads=entry.threads)
     return model, workload
@@ -187,8 +187,8 @@ def _source(entry: Entry) -> Any:
         found = list(metadata.entry_points(group=ENTRY_POINTS, name=target))
         if len(found) != 1:
             known = ", ".join(sorted({each.name for each in metadata.entry_points(group=ENTRY_POINTS)})) or "none"
-            told = f"there are {len(found)} entry points {target!r} in the group {ENTRY_POINTS}; known: {known}"
-            raise _FailedError("ENTRY_POINT", told)
+            problem = f"there are {len(found)} entry points {target!r} in the group {ENTRY_POINTS}; known: {known}"
+            raise _FailedError("ENTRY_POINT", problem)
         return found[0].load()(**entry.arguments)
     return _called(target, entry.arguments)
 
@@ -209,17 +209,17 @@ def _workload(entry: Entry) -> Any:
     from fxlib.errors import FxlibError
     from fxlib.spec.workload import Workload
 
-    told = entry.workload
-    if not told:
+    given = entry.workload
+    if not given:
         raise _FailedError(
             "WORKLOAD", "there is no workload: return (model, workload), or add `workload` to the manifest"
         )
-    if isinstance(told, str):
-        made = _called(told, entry.arguments)
+    if isinstance(given, str):
+        made = _called(given, entry.arguments)
         if not isinstance(made, Workload):
-            raise _FailedError("WORKLOAD", f"{told} returned {type(made).__name__}, and no Workload")
+            raise _FailedError("WORKLOAD", f"{given} returned {type(made).__name__}, and no Workload")
         return made
-    step = dict(told)
+    step = dict(given)
     inputs = [_tensors(each) for each in step.pop("inputs", [])]
     kwargs = {name: _tensors(each) for name, each in step.pop("kwargs", {}).items()}
     target = step.pop("target", None)
@@ -259,13 +259,13 @@ def _tensors(text: str) -> Any:
 
 def _raised(error: Exception) -> dict[str, Any]:
     """Return the description of an unexpected exception."""
-    told = _one_line(error)
+    message = _one_line(error)
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
-        return {"failed": "MEMORY", "message": told}
+        return {"failed": "MEMORY", "message": message}
     if _NO_DEVICE.search(str(error)):
-        told = f"it needs a device that this machine has not; have it made on the CPU ({told})"
-        return {"failed": "DEVICE", "message": told}
-    return {"failed": "MODEL", "message": told}
+        message = f"it needs a device that this machine has not; have it made on the CPU ({message})"
+        return {"failed": "DEVICE", "message": message}
+    return {"failed": "MODEL", "message": message}
 
 
 def _one_line(error: BaseException) -> str:

@@ -176,7 +176,7 @@ class _Course:
             self._tell(row)
             limit = min(deadline, time.monotonic() + entry.capture_s)
             request = f"{self._run.name}/{entry.name}/{row.attempt}/{row.asked}"
-            requests = [request, *(f"{request}/{index}" for index in range(1, len(entry.places)))]
+            requests = [request, *(f"{request}/{index}" for index in range(1, len(entry.wheres)))]
             asked = {
                 "entry": asdict(entry),
                 "service": asdict(self._options.service),
@@ -218,8 +218,8 @@ class _Course:
                 for each in row.job_ids[len(jobs) :]:
                     with contextlib.suppress(RemoteError):
                         self._client.cancel(each, timeout_s=5.0)
-                place = f" of a worker with {show_labels(row.replicas[len(jobs)].where)}" if row.replicas else ""
-                return _failed(row, "DEADLINE", f"there is no answer{place} after {entry.deadline_s:g} s")
+                which = f" of a worker with {show_labels(row.replicas[len(jobs)].where)}" if row.replicas else ""
+                return _failed(row, "DEADLINE", f"there is no answer{which} after {entry.deadline_s:g} s")
             jobs.append(job)
         return self._concluded(entry, row, jobs)
 
@@ -239,10 +239,10 @@ class _Course:
         reports = []
         for index, job in enumerate(jobs):
             if job.report is None:
-                told = f"{job.failure.message} ({job.failure.code})" if job.failure else f"the job was {job.state}"
+                problem = f"{job.failure.message} ({job.failure.code})" if job.failure else f"the job was {job.state}"
                 if row.replicas:
-                    told = f"where {show_labels(row.replicas[index].where)}: {told}"
-                return _failed(row, job.failure.code if job.failure else job.state.upper(), told)
+                    problem = f"where {show_labels(row.replicas[index].where)}: {problem}"
+                return _failed(row, job.failure.code if job.failure else job.state.upper(), problem)
             reports.append(cast("dict[str, Any]", plain(job.report.to_dict())))
         self._run.write_report(entry.name, reports[0])
         row = replace(row, cached=row.cached or all(job.cached for job in jobs))
@@ -404,7 +404,7 @@ def _with_jobs(row: Row, entry: Entry, jobs: Sequence[str]) -> Row:
     if not entry.replicas:
         (job_id,) = jobs
         return replace(row, job_id=job_id)
-    made = [Replica(where=where, job_id=job_id) for where, job_id in zip(entry.places, jobs, strict=True)]
+    made = [Replica(where=where, job_id=job_id) for where, job_id in zip(entry.wheres, jobs, strict=True)]
     return replace(row, replicas=tuple(made))
 
 
@@ -429,8 +429,8 @@ def _between(entry: Entry, row: Row, jobs: Sequence[Job], reports: Sequence[dict
     machines = defaultdict[str, list[Estimate]](list)
     for each, one in zip(replicas, rows, strict=True):
         if one.gain is None or (one.decision != "adopt" and one.reason not in _BY_SPEED):
-            told = f"where {show_labels(each.where)}: {one.explanation}"
-            return replace(row, decision="keep_original", reason=one.reason, explanation=told, gain=None)
+            why = f"where {show_labels(each.where)}: {one.explanation}"
+            return replace(row, decision="keep_original", reason=one.reason, explanation=why, gain=None)
         machines[each.worker or each.job_id].append(one.gain)
     gain = pooled(list(machines.values()), entry.confidence)
     reason = Reason.FASTER if gain.low > entry.min_gain else Reason.NOT_FASTER
@@ -445,5 +445,5 @@ def _between(entry: Entry, row: Row, jobs: Sequence[Job], reports: Sequence[dict
 
 
 def _dependencies(answer: dict[str, Any]) -> Dependencies | None:
-    told = answer.get("dependencies")
-    return None if told is None else Dependencies(**told)
+    found = answer.get("dependencies")
+    return None if found is None else Dependencies(**found)

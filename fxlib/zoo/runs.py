@@ -115,19 +115,19 @@ class Row:
     dependencies: Dependencies | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
+    def of(cls, data: Mapping[str, Any]) -> Self:
         """Make a row from its plain data, as `asdict` returns it.
 
         Raises:
             TypeError, ValueError, KeyError, AttributeError: the data does not have the form of a row.
         """
         inner = ("gain", "dependencies", "replicas")
-        gain, dependencies = told.get("gain"), told.get("dependencies")
+        gain, dependencies = data.get("gain"), data.get("dependencies")
         return replace(
-            _made(cls, {name: value for name, value in told.items() if name not in inner}),
+            _made(cls, {name: value for name, value in data.items() if name not in inner}),
             gain=None if gain is None else _made(Estimate, gain),
             dependencies=None if dependencies is None else _dependencies(dependencies),
-            replicas=tuple(map(_replica, told.get("replicas", ()))),
+            replicas=tuple(map(_replica, data.get("replicas", ()))),
         )
 
     @property
@@ -149,8 +149,8 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain data, without the fields that only a later run needs."""
-        told = {name: value for name, value in asdict(self).items() if name not in ("dependencies", "asked")}
-        return {**told, "outcome": self.outcome}
+        data = {name: value for name, value in asdict(self).items() if name not in ("dependencies", "asked")}
+        return {**data, "outcome": self.outcome}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +210,9 @@ class Run:
         path = self._file("rows", name, "json")
         if not path.exists():
             return Row(name=name)
-        told = _read(path)
+        data = _read(path)
         try:
-            return Row.of(told)
+            return Row.of(data)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise RunError(f"it is no row of a run: {error}", where=str(path)) from error
 
@@ -222,10 +222,10 @@ class Run:
         Raises:
             RunError: the file cannot be written.
         """
-        told = asdict(row)
+        data = asdict(row)
         if not row.replicas:
-            del told["replicas"]  # so that earlier releases can read the row
-        _write(self._file("rows", row.name, "json"), told)
+            del data["replicas"]  # so that earlier releases can read the row
+        _write(self._file("rows", row.name, "json"), data)
 
     def report(self, name: str) -> Mapping[str, Any]:
         """Return the service's report on an entry in the form of `Result.to_dict`; empty if there is none."""
@@ -259,12 +259,12 @@ class Run:
 
     def _about(self) -> _About:
         path = self.folder / "run.json"
-        told = _read(path)
-        entries = told.pop("entries", None)
+        data = _read(path)
+        entries = data.pop("entries", None)
         try:
             if not (isinstance(entries, list) and all(isinstance(each, str) for each in entries)):
                 raise TypeError("entries is no list of names")
-            return replace(_made(_About, told), entries=tuple(entries))
+            return replace(_made(_About, data), entries=tuple(entries))
         except TypeError as error:
             raise RunError(f"it is no file of a run: {error}", where=str(path)) from error
 
@@ -328,8 +328,8 @@ class Runs:
         exact = [each for each in found if each.name == name]
         if len(exact or found) != 1:
             known = ", ".join(each.name for each in list(self)[-5:]) or "there is none yet"
-            told = "several runs begin with" if found else "no run is called"
-            raise RunError(f"{told} {name!r}", where=str(self.folder), hint=f"The newest: {known}.")
+            problem = "several runs begin with" if found else "no run is called"
+            raise RunError(f"{problem} {name!r}", where=str(self.folder), hint=f"The newest: {known}.")
         return (exact or found)[0]
 
     def before(self, run: Run) -> list[Run]:
@@ -345,30 +345,30 @@ def _order(name: str) -> tuple[str, int]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told.pop("form") != _FORM:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop("form") != _FORM:
             raise RunError("another version of fxlib wrote it", where=str(path))
     except OSError as error:
         raise RunError(error.strerror or str(error), where=str(path)) from error
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise RunError("it is no file of a run", where=str(path)) from error
-    found: dict[str, Any] = told
+    found: dict[str, Any] = data
     return found
 
 
-def _made(kind: type[T], told: Mapping[str, Any]) -> T:
+def _made(kind: type[T], data: Mapping[str, Any]) -> T:
     """Make a dataclass from plain data.
 
     Raises:
         TypeError: a field is missing or unknown, or a value does not have the field's type.
     """
-    _check(kind, told)
-    return kind(**told)
+    _check(kind, data)
+    return kind(**data)
 
 
-def _check(kind: type, told: Mapping[str, Any]) -> None:
+def _check(kind: type, data: Mapping[str, Any]) -> None:
     types = _TYPES[kind]
-    for name, value in told.items():
+    for name, value in data.items():
         if name in types and not _fits(value, types[name]):
             raise TypeError(f"{name} is {value!r}")
 
@@ -387,27 +387,27 @@ def _fits(value: object, hint: Any) -> bool:
     return isinstance(value, (int, float) if hint is float else hint)
 
 
-def _replica(told: Mapping[str, Any]) -> Replica:
-    where, gain = dict(told["where"]), told.get("gain")
+def _replica(data: Mapping[str, Any]) -> Replica:
+    where, gain = dict(data["where"]), data.get("gain")
     if not all(isinstance(each, str) for pair in where.items() for each in pair):
         raise TypeError(f"where is {where!r}")
-    plain = {name: value for name, value in told.items() if name not in ("where", "gain")}
+    plain = {name: value for name, value in data.items() if name not in ("where", "gain")}
     _check(Replica, plain)
     return Replica(where=where, gain=None if gain is None else _made(Estimate, gain), **plain)
 
 
-def _dependencies(told: Mapping[str, Any]) -> Dependencies:
-    files = told["files"]
+def _dependencies(data: Mapping[str, Any]) -> Dependencies:
+    files = data["files"]
     for path, (size, at) in files.items():
         if not (isinstance(path, str) and isinstance(size, int) and isinstance(at, int)):
             raise TypeError(f"{path} has no size and time")
-    if not (isinstance(told["environment"], str) and isinstance(told["complete"], bool)):
+    if not (isinstance(data["environment"], str) and isinstance(data["complete"], bool)):
         raise TypeError("the environment is none")
-    return Dependencies(**{**told, "files": {path: (size, at) for path, (size, at) in files.items()}})
+    return Dependencies(**{**data, "files": {path: (size, at) for path, (size, at) in files.items()}})
 
 
-def _write(path: Path, told: Mapping[str, Any]) -> None:
+def _write(path: Path, data: Mapping[str, Any]) -> None:
     try:
-        write_whole(path, [json.dumps({"form": _FORM, **told}, indent=1).encode()])
+        write_whole(path, [json.dumps({"form": _FORM, **data}, indent=1).encode()])
     except OSError as error:
         raise RunError(error.strerror or str(error), where=str(path)) from error
