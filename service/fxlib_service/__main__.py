@@ -39,8 +39,8 @@ def main() -> int:
     try:
         config = APPLICATION.read()
         audit.write_to(config.audit_log)
-        if told := tracing.begin_process("fxlib-service"):
-            logging.getLogger(__name__).info("%s", told)
+        if notice := tracing.begin_process("fxlib-service"):
+            logging.getLogger(__name__).info("%s", notice)
         asyncio.run(_run(config))
     except FxlibError as error:
         sys.stderr.write(f"fxlib service: {error}\n")
@@ -105,8 +105,8 @@ def _announce(config: Config, listen: Address, metrics: Address, token_file: Pat
     Raises:
         FxlibError: the ready file cannot be written.
     """
-    told = {"listen": str(listen), "metrics": str(metrics), "token_file": str(token_file), "pid": os.getpid()}
-    line = json.dumps({"ready": True, **told})
+    fields = {"listen": str(listen), "metrics": str(metrics), "token_file": str(token_file), "pid": os.getpid()}
+    line = json.dumps({"ready": True, **fields})
     if config.ready_file is not None:
         unfinished = config.ready_file.with_name(f"{config.ready_file.name}.{os.getpid()}")
         try:

@@ -48,7 +48,7 @@ COMMANDS: Final = ("backup", "restore")
 _FORMAT: Final = 1
 _MANIFEST: Final = "manifest.json"
 _UNFINISHED: Final = ".unfinished"
-_PLACES: Final = ("data", "database", "blobs")
+_STORES: Final = ("data", "database", "blobs")
 """The options of the service that locate its database and blobs."""
 _SQLITE, _POSTGRES = "service.sqlite", "service.pgdump"
 _FOREIGN: Final = frozenset({LOCK, "lost+found"})
@@ -97,12 +97,12 @@ class Manifest:
             FxlibError: the folder is not a backup, or holds one that was not finished or is of a later release.
         """
         try:
-            told = json.loads((folder / _MANIFEST).read_text())
-            if told["format"] != _FORMAT:
+            fields = json.loads((folder / _MANIFEST).read_text())
+            if fields["format"] != _FORMAT:
                 raise FxlibError(
-                    f"it is of format {told['format']}, and this release reads {_FORMAT}", where=str(folder)
+                    f"it is of format {fields['format']}, and this release reads {_FORMAT}", where=str(folder)
                 )
-            return Manifest(**told)
+            return Manifest(**fields)
         except FileNotFoundError:
             raise FxlibError("it is no backup, or one that was not finished", where=str(folder)) from None
         except (ValueError, TypeError, KeyError) as error:
@@ -113,9 +113,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
     """Make a backup, or restore one; return the exit status: 0 success, 1 failure, 2 wrong command line."""
     try:
         options = _parser(command).parse_args(arguments)
-        places = [f"--{name}={getattr(options, name)}" for name in _PLACES if getattr(options, name) is not None]
+        stores = [f"--{name}={getattr(options, name)}" for name in _STORES if getattr(options, name) is not None]
         file = ["--config", options.config] if options.config else []
-        config = APPLICATION.read([*places, *file, "--insecure"])  # nothing listens here: any address will do
+        config = APPLICATION.read([*stores, *file, "--insecure"])  # nothing listens here: any address will do
         done = (make if command == "backup" else restore)(config, options.folder)
     except OptionError as error:
         sys.stderr.write(f"fxlib {command}: {error}\n")
@@ -230,7 +230,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with options of the service")
     for declared, _, default in APPLICATION.options():
-        if declared.name in _PLACES and declared.kind is not None:
+        if declared.name in _STORES and declared.kind is not None:
             meaning = f"{declared.meaning} (default: {default})".replace("%", "%%")
             parser.add_argument(f"--{declared.name}", metavar=declared.kind.metavar, help=meaning)
     parser.add_argument("--json", action="store_true", help="print as JSON what the backup holds")
@@ -456,8 +456,8 @@ def _run(config: Config, program: str, *options: str) -> None:
         hint = "Install PostgreSQL's client programs (apt-get install postgresql-client)."
         raise FxlibError(f"there is no {program} here", where="--database", hint=hint) from None
     if done.returncode:
-        told = " ".join(done.stderr.split()) or f"it ended with exit code {done.returncode}"
-        raise FxlibError(f"{program}: {told}", where="--database")
+        problem = " ".join(done.stderr.split()) or f"it ended with exit code {done.returncode}"
+        raise FxlibError(f"{program}: {problem}", where="--database")
 
 
 def _die_with_parent() -> None:

@@ -21,12 +21,12 @@ from fxlib_service.fair_budget import FairBudget
 
 T = TypeVar("T")
 
-_PLACES: Final = 2
+_PROCESSES: Final = 2
 _WAITING: Final = 1_000
 _LONGEST_S: Final = 100.0
 _REMEMBERED_BYTES: Final = 64 << 20
 """Total size in bytes of all cached answers, as they came from the processes, including the overhead of each entry."""
-_PLACE_BYTES: Final = 500
+_ENTRY_BYTES: Final = 500
 _NICE: Final = 5
 _CHECKS: Final = "fxlib_service.content_checks"
 
@@ -42,11 +42,11 @@ class CheckPool:
     replaced.
 
     Args:
-        places: number of checks that run at once.
+        processes: number of checks that run at once.
     """
 
-    def __init__(self, places: int = _PLACES) -> None:
-        self.turns = FairBudget("checks", total=places, share=max(1, places - 1), waiting=_WAITING)
+    def __init__(self, processes: int = _PROCESSES) -> None:
+        self.turns = FairBudget("checks", total=processes, share=max(1, processes - 1), waiting=_WAITING)
         self._idle = list[_Child]()
         self._busy = set[_Child]()
         self._known: OrderedDict[Hashable, _Answer] = OrderedDict()
@@ -113,17 +113,17 @@ class CheckPool:
             if known:
                 return self._recalled(check.key)
             if check.key in self._running:  # another tenant has just asked for the same check
-                return (await asyncio.shield(self._running[check.key])).told()
+                return (await asyncio.shield(self._running[check.key])).result()
             answer = asyncio.ensure_future(self._asked(check.function, (*data, *check.args)))
             if check.key is None:
-                return (await answer).told()
+                return (await answer).result()
             self._running[check.key] = answer
             try:
                 found = await answer
             finally:
                 del self._running[check.key]
             self._remember(check.key, found)
-            return found.told()
+            return found.result()
 
     async def _asked(self, function: Callable[..., object], args: tuple[object, ...]) -> _Answer:
         """Return the answer of a child process."""
@@ -147,14 +147,14 @@ class CheckPool:
 
     def _recalled(self, key: Hashable) -> object:
         self._known.move_to_end(key)
-        return self._known[key].told()
+        return self._known[key].result()
 
     def _remember(self, key: Hashable, answer: _Answer) -> None:
         self._known[key] = answer
-        self._bytes += answer.size + _PLACE_BYTES
+        self._bytes += answer.size + _ENTRY_BYTES
         while self._bytes > _REMEMBERED_BYTES:
             _, oldest = self._known.popitem(last=False)
-            self._bytes -= oldest.size + _PLACE_BYTES
+            self._bytes -= oldest.size + _ENTRY_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ class _Answer:
     found: object
     size: int
 
-    def told(self) -> object:
+    def result(self) -> object:
         """Return the result, or raise the refusal."""
         if isinstance(self.found, ServiceError):
             raise self.found.copy()

@@ -131,10 +131,10 @@ class Clock:
         if self._path is None:
             return
         try:
-            told = json.loads(self._path.read_text())
-            jumps = [_Jump(at=float(at), wall=float(wall)) for at, wall in told["jumps"]]
-            own, seen, wall = float(told["own"]), float(told["steady"]), float(told["wall"])
-            same = bool(self._boot) and told["boot"] == self._boot
+            state = json.loads(self._path.read_text())
+            jumps = [_Jump(at=float(at), wall=float(wall)) for at, wall in state["jumps"]]
+            own, seen, wall = float(state["own"]), float(state["steady"]), float(state["wall"])
+            same = bool(self._boot) and state["boot"] == self._boot
         except (OSError, ValueError, KeyError, TypeError):
             return
         off_s = self._seen - seen if same else min(self._wall() - wall, _LONGEST_OFF_S)
@@ -144,7 +144,7 @@ class Clock:
     def _store(self, wall: float) -> None:
         if self._path is None:
             return
-        told = {
+        state = {
             "boot": self._boot,
             "steady": self._seen,
             "own": self._own,
@@ -154,7 +154,7 @@ class Clock:
         unfinished = self._path.with_suffix(".part")
         try:
             with unfinished.open("w") as file:
-                json.dump(told, file)
+                json.dump(state, file)
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(self._path)

@@ -63,7 +63,7 @@ class Address:
 
 _ADDRESS: Final = Kind(read=Address.parse, metavar="HOST:PORT")
 _URL: Final = Kind(read=str, metavar="URL")
-_PLACE: Final = Kind(read=str, metavar="DIR|URL")
+_LOCATION: Final = Kind(read=str, metavar="DIR|URL")
 
 
 def _data_folder() -> Path:
@@ -209,7 +209,7 @@ class Config:
             "blobs",
             "folder of the blobs, or an URL of fsspec (s3://BUCKET/PREFIX, gs://...); services that share a database "
             "share it, too",
-            _PLACE,
+            _LOCATION,
             default="the data folder",
         ),
     )
@@ -288,7 +288,7 @@ class Config:
     model_labels: int = field(
         default=50,
         metadata=option(
-            "model-labels", "model names that the metrics tell apart; the others share the name `other`", COUNT
+            "model-labels", "model names that the metrics distinguish; the others share the name `other`", COUNT
         ),
     )
 

@@ -136,7 +136,7 @@ class _Sharing:
                 await self._workers.recall()
                 await self._counts.tell()
             except ServiceError:
-                logger.debug("the other services cannot be told of, or heard of, now")
+                logger.debug("calls cannot be exchanged with the other services now")
 
     async def _pass_on(self, change: Change | None) -> None:
         if change is None:

@@ -308,5 +308,5 @@ class Dispatcher:
                     continue
                 self.leases.grant(Lease(job_id=job.id, token=token, worker_id=worker.id, principal=principal))
                 request = await self._ledger.read(self._ledger.store.request_of, job.id)
-                places = {frozenset(each.where.items()): each.where for each in heads}
-                return Grant(job=job, request=request, others=list(places.values()))
+                wheres = {frozenset(each.where.items()): each.where for each in heads}
+                return Grant(job=job, request=request, others=list(wheres.values()))

@@ -192,8 +192,8 @@ class AccessFiles:
             return
         changes = self._take(policy, token)
         ended = recheck()
-        told = "; ".join(f"{kind} {', '.join(names)}" for kind, names in changes.items() if names) or "nothing changed"
-        logger.info("read again who may do what: %s; calls ended: %d", told, ended)
+        changed = [f"{kind} {', '.join(names)}" for kind, names in changes.items() if names]
+        logger.info("read again who may do what: %s; calls ended: %d", "; ".join(changed) or "nothing changed", ended)
         audit.write_change("changed", **changes, ended=ended)
 
     def _contents(self) -> tuple[Policy | None, str | None]:

@@ -338,10 +338,10 @@ class _Intercepted:
 
 
 async def _abort(context: Any, refusal: ServiceError) -> None:
-    told = rpc_status.to_status(to_status(refusal))
+    status = rpc_status.to_status(to_status(refusal))
     try:
-        await context.abort(told.code, told.details, told.trailing_metadata)
-    except grpc.aio.InternalError as error:  # nobody is left to be told
+        await context.abort(status.code, status.details, status.trailing_metadata)
+    except grpc.aio.InternalError as error:  # nobody is left to hear it
         raise asyncio.CancelledError from error
 
 

@@ -132,12 +132,12 @@ class Ledger:
 
         async def act() -> Transition:
             now = self._clock.now()
-            told = await self.write(self.store.update, job_id, lambda job: observe(job, live, now, went_back=went_back))
-            if told is None:
+            seen = await self.write(self.store.update, job_id, lambda job: observe(job, live, now, went_back=went_back))
+            if seen is None:
                 raise job_not_found(job_id)
-            if told.event is not None:
-                self.broker.publish(job_id, told.event)
-            return told
+            if seen.event is not None:
+                self.broker.publish(job_id, seen.event)
+            return seen
 
         return await asyncio.shield(self._background.spawn(act()))
 

@@ -191,7 +191,7 @@ def _answer(job: Job, answer: Answered, now: float) -> Transition:
         measured_by=answer.measured_by,
         last_sequence=job.last_sequence + 1,
     )
-    return _told(done, now, f"answered with the result of job {answer.job_id}, which was equal", result=answer.result)
+    return _moved(done, now, f"answered with the result of job {answer.job_id}, which was equal", result=answer.result)
 
 
 def _cancel(job: Job, now: float) -> Transition:
@@ -272,10 +272,10 @@ def _fail(job: Job, failure: JobFailure, now: float) -> Transition:
 
 
 def _next(job: Job, now: float, message: str, *, progress: float = -1.0, result: bytes | None = None) -> Transition:
-    return _told(replace(job, last_sequence=job.last_sequence + 1), now, message, progress=progress, result=result)
+    return _moved(replace(job, last_sequence=job.last_sequence + 1), now, message, progress=progress, result=result)
 
 
-def _told(job: Job, now: float, message: str, *, progress: float = -1.0, result: bytes | None = None) -> Transition:
+def _moved(job: Job, now: float, message: str, *, progress: float = -1.0, result: bytes | None = None) -> Transition:
     """Return the transition to a job's new state, with the event that its last sequence number already counts."""
     event = Event(
         sequence=job.last_sequence, at=now, state=job.state, phase=job.phase, message=message, progress=progress

@@ -34,8 +34,8 @@ class NamedBlobs:
 
     def in_result(self, result: bytes) -> set[str]:
         """Return the SHA-256 of each blob that a serialized answer names."""
-        told = jobs_pb2.JobResult.FromString(result)
-        answers = (told, *(variant.result for variant in told.variants))
+        answer = jobs_pb2.JobResult.FromString(result)
+        answers = (answer, *(variant.result for variant in answer.variants))
         return self._with_weights(each.graph for each in answers if each.HasField("graph"))
 
     def _with_weights(self, graphs: Iterable[graph_pb2.BlobRef]) -> set[str]:

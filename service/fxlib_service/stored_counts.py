@@ -37,7 +37,7 @@ class StoredCounts(Counts):
         self._background = background
         self._calls = Counter[str]()
         self._lock = Lock()
-        self._told = set[str]()
+        self._written = set[str]()
         """The namespaces whose calls the database has been told of."""
         self._due = set[str]()
         """The namespaces whose calls are still to be reported to it."""
@@ -57,7 +57,7 @@ class StoredCounts(Counts):
     @override
     def leave(self, namespace: str) -> None:
         self._add(namespace, -1)
-        if namespace in self._told and namespace not in self._due:
+        if namespace in self._written and namespace not in self._due:
             self._due.add(namespace)
             self._background.entrust(self._tell(namespace), "telling of open calls")
 
@@ -71,8 +71,8 @@ class StoredCounts(Counts):
         Raises:
             ServiceError: STORAGE_UNAVAILABLE.
         """
-        if self._told:
-            await self._ledger.write(lambda: self._store.tell_calls(self._of(self._told)))
+        if self._written:
+            await self._ledger.write(lambda: self._store.tell_calls(self._of(self._written)))
         await self._ledger.write(self._store.forget_counts)
 
     def _enter(self, namespace: str, allowed: int) -> bool:
@@ -82,7 +82,7 @@ class StoredCounts(Counts):
         if own > allowed or not self._store.count_calls(namespace, own, allowed):
             return False
         self._add(namespace, 1)
-        self._told.add(namespace)
+        self._written.add(namespace)
         return True
 
     async def _leave_again(self, entering: asyncio.Future[bool], namespace: str) -> None:
@@ -98,7 +98,7 @@ class StoredCounts(Counts):
             await self._ledger.write(tell)
         except ServiceError:  # the database is unreachable; `tell` makes up for it
             self._due.discard(namespace)
-            logger.debug("the database cannot be told of a call that is over")
+            logger.debug("the end of a call cannot be written to the database")
 
     def _add(self, namespace: str, calls: int) -> None:
         with self._lock:

@@ -97,8 +97,8 @@ class UrlBlobStore(KeepsUploads):
             self._files.rm_file(path)
         except Exception as error:
             hint = "Are the bucket, the credentials and the endpoint of its driver's right?"
-            told = f"{type(error).__name__}: {in_full(error)}"
-            raise FxlibError(f"{self._shown} cannot be written: {told}", where="--blobs", hint=hint) from error
+            problem = f"{type(error).__name__}: {in_full(error)}"
+            raise FxlibError(f"{self._shown} cannot be written: {problem}", where="--blobs", hint=hint) from error
 
     @override
     def size(self, sha256: str) -> int | None:
@@ -248,8 +248,8 @@ class UrlBlobStore(KeepsUploads):
 def shown(url: str) -> str:
     """Return a URL without any parts that may be a password."""
     scheme, marks, rest = url.partition("://")
-    place, at, path = rest.rpartition("@")
-    return f"{scheme}{marks}{_HIDDEN if place else ''}{at}{path.partition('?')[0]}"
+    login, at, path = rest.rpartition("@")
+    return f"{scheme}{marks}{_HIDDEN if login else ''}{at}{path.partition('?')[0]}"
 
 
 def _name(path: str) -> str:
@@ -258,9 +258,9 @@ def _name(path: str) -> str:
 
 def _modified(info: Mapping[str, Any]) -> float:
     """Return the time at which an object was written, in seconds since the epoch, or now if the driver does not say."""
-    told = next((info[each] for each in _MODIFIED if info.get(each) is not None), None)
-    if isinstance(told, str):
-        told = datetime.fromisoformat(told)
-    if isinstance(told, datetime):
-        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
-    return float(told) if isinstance(told, (int, float)) else time.time()
+    modified = next((info[each] for each in _MODIFIED if info.get(each) is not None), None)
+    if isinstance(modified, str):
+        modified = datetime.fromisoformat(modified)
+    if isinstance(modified, datetime):
+        return (modified if modified.tzinfo else modified.replace(tzinfo=UTC)).timestamp()
+    return float(modified) if isinstance(modified, (int, float)) else time.time()

@@ -64,8 +64,8 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         job, answer = await self._submit.accept(request, caller_of(context), peer=context.peer if context else "")
         tracing.note(job_id=job.id, model=job.name, namespace=job.namespace, cached=job.cached)
         note(context, job, cached=job.cached)
-        told = job_message(job, answer) if answer is not None else await self._with_result(job)
-        return jobs_pb2.OptimizeResponse(job=told)
+        message = job_message(job, answer) if answer is not None else await self._with_result(job)
+        return jobs_pb2.OptimizeResponse(job=message)
 
     @override
     async def GetJob(self, request: jobs_pb2.GetJobRequest, context: Context) -> jobs_pb2.GetJobResponse:
@@ -126,10 +126,10 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
         live.CopyFrom(request.live)
         live.at.FromMicroseconds(round(self._clock.now() * 1e6))
         job = await self._seen(request.job_id, context)
-        told = await self._ledger.observe(
+        observed = await self._ledger.observe(
             job.id, live.SerializeToString(), went_back=_why_back(live) if live.went_back else ""
         )
-        self._on_live((job.namespace, job.name), live, told.event is not None)
+        self._on_live((job.namespace, job.name), live, observed.event is not None)
         return jobs_pb2.ReportLiveResponse()
 
     @override
@@ -176,16 +176,16 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     async def _with_result(self, job: Job) -> jobs_pb2.Job:
         if job.state is not State.SUCCEEDED:
             return self._waiting(job_message(job), job)
-        result, live = await self._ledger.read(self._told_of, job.id)
+        result, live = await self._ledger.read(self._stored_of, job.id)
         return job_message(job, result, live)
 
-    def _waiting(self, told: jobs_pb2.Job, job: Job) -> jobs_pb2.Job:
+    def _waiting(self, message: jobs_pb2.Job, job: Job) -> jobs_pb2.Job:
         """Add to a job's message what the job waits for, if it is queued and no live worker could take it."""
         if job.state is State.QUEUED:
-            told.waits_for = self._workers.missing(job.torch_version, job.where)
-        return told
+            message.waits_for = self._workers.missing(job.torch_version, job.where)
+        return message
 
-    def _told_of(self, job_id: str) -> tuple[bytes | None, bytes | None]:
+    def _stored_of(self, job_id: str) -> tuple[bytes | None, bytes | None]:
         store = self._ledger.store
         return store.result_of(job_id), store.live_of([job_id]).get(job_id)
 

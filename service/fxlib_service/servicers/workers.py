@@ -101,8 +101,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
             case "failure":
                 check_failure(request.failure.code)
                 failure = JobFailure(code=request.failure.code, message=clip(request.failure.message))
-                told = await self._dispatcher.tell(request.job_id, Failed(token=request.token, failure=failure))
-                note(context, told.job, outcome="failed", reason=failure.code)
+                transition = await self._dispatcher.tell(request.job_id, Failed(token=request.token, failure=failure))
+                note(context, transition.job, outcome="failed", reason=failure.code)
             case _:
                 raise invalid("outcome", "must be a result or a failure")
         return workers_pb2.CompleteResponse()
@@ -136,8 +136,8 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         asked = jobs_pb2.OptimizeRequest.FromString(await self._dispatcher.request_of(request.job_id, request.token))
         result = request.result
         await self._admission.check_result(data, asked.trial.SerializeToString(), caller)
-        if (told := [each.name for each in result.variants]) != [each.name for each in asked.variants]:
-            raise invalid("result.variants", f"must be those of the request, and are {', '.join(told) or 'none'}")
+        if (names := [each.name for each in result.variants]) != [each.name for each in asked.variants]:
+            raise invalid("result.variants", f"must be those of the request, and are {', '.join(names) or 'none'}")
         for index, each in enumerate(_answers(result)):
             field = f"result.variants[{index - 1}].result.graph" if index else "result.graph"
             if each.HasField("graph"):

@@ -88,8 +88,8 @@ class PostgresJobStore(SqlJobStore):
                 await connection.execute(f"LISTEN {_CHANNEL}".encode())
                 yield None
                 while True:
-                    async for told in connection.notifies(timeout=_CHECK_S):
-                        origin, job_id, sequence, state = told.payload.split()
+                    async for notice in connection.notifies(timeout=_CHECK_S):
+                        origin, job_id, sequence, state = notice.payload.split()
                         if origin != self._origin:
                             yield Change(job_id=job_id, sequence=int(sequence), state=State(state))
                     await connection.execute("SELECT 1")  # raises if the connection was lost silently
@@ -195,8 +195,8 @@ class PostgresJobStore(SqlJobStore):
     def _announce(self, db: sa.Connection | Direct, transition: Transition) -> None:
         job, event = transition.job, transition.event
         if event is not None and not transition.at_once:
-            told = f"{self._origin} {job.id} {event.sequence} {job.state.value}"
-            db.execute(_NOTIFY, {"channel": _CHANNEL, "told": told})
+            notice = f"{self._origin} {job.id} {event.sequence} {job.state.value}"
+            db.execute(_NOTIFY, {"channel": _CHANNEL, "notice": notice})
 
     @override
     def _lease(self, db: sa.Connection, job_id: str, lease_s: float) -> None:
@@ -205,7 +205,7 @@ class PostgresJobStore(SqlJobStore):
 
 _NOW: Final = sa.func.date_part("epoch", sa.func.clock_timestamp())
 _LOCK: Final = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:what, 0))")
-_NOTIFY: Final = sa.text("SELECT pg_notify(:channel, :told)")
+_NOTIFY: Final = sa.text("SELECT pg_notify(:channel, :notice)")
 
 
 def _renewed(db: sa.Connection, which: sa.ColumnElement[bool], duration_s: float) -> list[Lease]:

@@ -54,11 +54,11 @@ class SqlJobStore(JobStore):
         try:
             self._prepare()
         except ServiceError as error:
-            told = storage_faults.in_full(error.__cause__)
-            raise ServiceError(error.code, f"--database: the database cannot be used: {told}") from error
+            problem = storage_faults.in_full(error.__cause__)
+            raise ServiceError(error.code, f"--database: the database cannot be used: {problem}") from error
         except sa.exc.SQLAlchemyError as error:
-            told = storage_faults.in_full(error)
-            raise FxlibError(f"the database cannot be used: {told}", where="--database") from error
+            problem = storage_faults.in_full(error)
+            raise FxlibError(f"the database cannot be used: {problem}", where="--database") from error
 
     def _engine(self, url: str) -> sa.Engine:
         """Return an engine for a database URL; `sqlite:///FILE` gets write-ahead logging and synced commits.
@@ -208,11 +208,11 @@ class SqlJobStore(JobStore):
 
     @override
     def payloads(self, *, after: int, limit: int) -> Sequence[Payloads]:
-        asked, told = schema.payloads.alias("asked"), schema.payloads.alias("told")
+        asked, answered = schema.payloads.alias("asked"), schema.payloads.alias("answered")
         joined = _JOBS.join(asked, sa.and_(asked.c.job_id == _JOBS.c.id, asked.c.kind == "request")).outerjoin(
-            told, sa.and_(told.c.job_id == _JOBS.c.id, told.c.kind == "result")
+            answered, sa.and_(answered.c.job_id == _JOBS.c.id, answered.c.kind == "result")
         )
-        query = sa.select(_JOBS.c.number, asked.c.body, told.c.body).select_from(joined)
+        query = sa.select(_JOBS.c.number, asked.c.body, answered.c.body).select_from(joined)
         with self._reading() as db:
             rows = db.execute(query.where(_JOBS.c.number > after).order_by(_JOBS.c.number).limit(limit)).all()
         return [Payloads(number=number, request=request, result=result) for number, request, result in rows]

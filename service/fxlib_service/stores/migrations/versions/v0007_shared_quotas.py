@@ -1,4 +1,4 @@
-"""What several services count together against quotas."""
+"""Counts against quotas that several services share."""
 
 import sqlalchemy as sa
 from alembic import op
