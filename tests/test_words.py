@@ -28,9 +28,12 @@ FINISHED = [
         for folder in (
             "analysis",
             "cli",
+            "client",
+            "dashboard",
             "equivalence",
             "inspection",
             "integrations",
+            "pages",
             "passes",
             "profiling",
             "protocol",
@@ -42,165 +45,13 @@ FINISHED = [
             "spec",
             "utils",
             "wire",
+            "zoo",
         )
     ),
     *(f"fxlib/{file}.py" for file in ("__init__", "config", "errors", "reasons", "render")),
-    *(
-        f"fxlib/client/{file}.py"
-        for file in (
-            "__init__",
-            "blobs",
-            "client",
-            "connection",
-            "credentials",
-            "discovery",
-            "handle",
-            "own_objects",
-            "preflight",
-            "session",
-            "value_numbering",
-            "watch_job",
-        )
-    ),
-    *(f"fxlib/dashboard/{file}.py" for file in ("__init__", "live", "visitors")),
     *(f"fxlib/pipeline/{file}.py" for file in ("__init__", "choice", "leaves_pushes", "trainers")),
-    *(f"fxlib/zoo/{file}.py" for file in ("__init__", "dependencies", "pooling", "report")),
-    *(
-        f"service/fxlib_service/{file}.py"
-        for file in (
-            "__init__",
-            "admission",
-            "audit",
-            "authentication",
-            "background",
-            "content_checks",
-            "convert",
-            "core",
-            "data_folder",
-            "errors",
-            "events",
-            "fair_budget",
-            "field_checks",
-            "holdings",
-            "in_flight",
-            "job",
-            "leases",
-            "metrics",
-            "open_stores",
-            "policy",
-            "quotas",
-            "reserve",
-            "retention",
-            "roles",
-            "server",
-            "storage_faults",
-            "store_probe",
-            "stored_counts",
-            "submit",
-            "workers",
-        )
-    ),
-    *(
-        f"service/fxlib_service/blobs/{file}.py"
-        for file in (
-            "__init__",
-            "base",
-            "folder",
-        )
-    ),
-    *(
-        f"service/fxlib_service/servicers/{file}.py"
-        for file in (
-            "__init__",
-            "blobs",
-            "context",
-        )
-    ),
-    *(
-        f"service/fxlib_service/stores/{file}.py"
-        for file in (
-            "__init__",
-            "base",
-            "direct",
-            "schema",
-        )
-    ),
-    *(
-        f"service/fxlib_service/stores/migrations/{file}.py"
-        for file in (
-            "__init__",
-            "env",
-        )
-    ),
-    *(
-        f"workers/fxlib_workers/{file}.py"
-        for file in (
-            "__init__",
-            "config",
-            "exchange",
-            "lease",
-            "logs",
-            "run_job",
-            "service_client",
-        )
-    ),
-    *(
-        f"workers/fxlib_workers/process/{file}.py"
-        for file in (
-            "__init__",
-            "cgroup",
-            "child",
-            "exceptions",
-            "fork_server",
-            "forking",
-            "host_lock",
-            "limits",
-            "linux",
-            "reaper",
-            "system_calls",
-        )
-    ),
-    "workers/fxlib_workers/rewrite",
-    *(
-        f"workers/fxlib_workers/trial/{file}.py"
-        for file in (
-            "__init__",
-            "__main__",
-            "actor",
-            "alignment",
-            "answer_calls",
-            "digests",
-            "drive",
-            "driver",
-            "failures",
-            "frames",
-            "nodes",
-            "objects",
-            "run_trial",
-            "servers",
-            "step",
-            "trainer",
-        )
-    ),
-    *(
-        f"workers/fxlib_workers/trial/replay/{file}.py"
-        for file in (
-            "__init__",
-            "clients",
-            "latency_model",
-            "plan",
-            "server",
-        )
-    ),
-    *(
-        f"workers/fxlib_workers/trial/selection/{file}.py"
-        for file in (
-            "__init__",
-            "outcomes",
-            "select",
-            "speed",
-        )
-    ),
+    "service/fxlib_service",
+    "workers/fxlib_workers",
 ]
 """Folders and files whose names and docstrings follow the glossary's third table and `FRAGMENTS`; others join them."""
 FRAGMENTS = ("Of", "That", "Those", "What", "Which", "Where")

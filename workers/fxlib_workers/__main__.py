@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for module in config.trial.allowed_modules:
             functions.allow_module(module)  # a wrong name is better reported now than in a trial
         logs.set_up()
-        if told := tracing.begin_process("fxlib-worker"):
-            logs.Log("fxlib_workers").info(told)
+        if notice := tracing.begin_process("fxlib-worker"):
+            logs.Log("fxlib_workers").info(notice)
         host, cluster = available(), config.trial.ray_address
         nodes = allowed_on_nodes(cluster) if cluster else None
         level = check_containment(config, host, nodes)

@@ -205,8 +205,8 @@ class Agent:
                 return self._service.claim(self._shutdown)
             except (grpc.RpcError, CredentialError) as error:
                 pause_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
-                told = understand(error).message if isinstance(error, grpc.RpcError) else error
-                _LOG.warning("cannot claim", error=told, retry_s=pause_s)
+                problem = understand(error).message if isinstance(error, grpc.RpcError) else error
+                _LOG.warning("cannot claim", error=problem, retry_s=pause_s)
                 self._shutdown.wait(pause_s)
                 failures += 1
         return None

@@ -228,19 +228,19 @@ def hold_network() -> Iterator[Network]:
         ContainmentError: the kernel refused it.
     """
     with contextlib.ExitStack() as open_:
-        ready, to_tell = os.pipe()
+        ready, reporting = os.pipe()
         waiting, to_end = os.pipe()
         for end in (ready, to_end):
             open_.callback(os.close, end)
         child = os.fork()
         if not child:
             os.close(to_end)
-            run_child(functools.partial(_make_network, to_tell, waiting), to_tell)
-        os.close(to_tell)
+            run_child(functools.partial(_make_network, reporting, waiting), reporting)
+        os.close(reporting)
         os.close(waiting)
         try:
-            if told := os.read(ready, _LONGEST):
-                raise ContainmentError(told.decode())
+            if problem := os.read(ready, _LONGEST):
+                raise ContainmentError(problem.decode())
             files = {kind: os.open(f"/proc/{child}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("net", "user")}
         finally:
             os.write(to_end, b".")
@@ -296,8 +296,8 @@ def module_folders(modules: Collection[str]) -> list[Path]:
     found: list[Path] = []
     for name in dict.fromkeys(module.partition(".")[0] for module in modules):
         if (spec := importlib.util.find_spec(name)) is not None:
-            places = spec.submodule_search_locations or filter(None, [spec.origin])
-            found += [Path(each).absolute() for each in places]
+            folders = spec.submodule_search_locations or filter(None, [spec.origin])
+            found += [Path(each).absolute() for each in folders]
     return found
 
 
@@ -348,49 +348,49 @@ def _continue_below(policy: Containment, user: int) -> None:
     Raises:
         OSError: a mount, or a change of user, was refused.
     """
-    told, to_tell = os.pipe()
+    reports, reporting = os.pipe()
     if init := os.fork():
-        os.close(to_tell)
-        _wait_outside(init, told)
-    os.close(told)
+        os.close(reporting)
+        _wait_outside(init, reports)
+    os.close(reports)
     try:
         _build_root(policy, user)
         _drop_privileges(policy, user)
-        _end_with_reader(to_tell)
+        _end_with_reader(reporting)
         _reset_handlers()
         child = os.fork()
     except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not continue
-        with contextlib.suppress(OSError):  # nobody is there to be told
-            os.write(to_tell, _FAILED + str(error).encode()[:_LONGEST])
+        with contextlib.suppress(OSError):  # nobody is there to read it
+            os.write(reporting, _FAILED + str(error).encode()[:_LONGEST])
         os._exit(1)
     if not child:
-        os.close(to_tell)
+        os.close(reporting)
         return
     try:
-        os.write(to_tell, _READY)
-        _keep_open({2, to_tell})
+        os.write(reporting, _READY)
+        _keep_open({2, reporting})
         while True:  # as init, this process has to wait for orphans
             ended, status = os.wait()
             if ended == child:
-                os.write(to_tell, struct.pack("i", status))
+                os.write(reporting, struct.pack("i", status))
                 os._exit(0)
     finally:  # the outer process has ended, and everything here ends with it
         os._exit(1)
 
 
-def _wait_outside(init: int, told: int) -> NoReturn:
+def _wait_outside(init: int, reports: int) -> NoReturn:
     """Wait for the end of the contained process, and end in the same way.
 
     Raises:
         OSError: the process could not be contained.
     """
-    first = os.read(told, _LONGEST)
+    first = os.read(reports, _LONGEST)
     if first[:1] != _READY:
         os.waitpid(init, 0)
         raise OSError(first[1:].decode() or "the process ended while it was being contained")
     _reset_handlers()
-    _keep_open({2, told})
-    status = first[1:] or os.read(told, _LONGEST)
+    _keep_open({2, reports})
+    status = first[1:] or os.read(reports, _LONGEST)
     os.waitpid(init, 0)  # otherwise it would be a zombie of its adopter
     code = os.waitstatus_to_exitcode(struct.unpack("i", status)[0]) if status else -signal.SIGKILL
     if code >= 0:
@@ -550,18 +550,18 @@ def _keep_open(descriptors: Collection[int]) -> None:
     os.close(null)
 
 
-def _make_network(to_tell: int, waiting: int) -> None:
+def _make_network(reporting: int, waiting: int) -> None:
     """Stay in a new network until asked to end; report an error if that fails."""
     leave_network()
-    os.close(to_tell)
+    os.close(reporting)
     os.read(waiting, 1)
 
 
-def run_child(work: Callable[[], None], to_tell: int) -> NoReturn:
+def run_child(work: Callable[[], None], reporting: int) -> NoReturn:
     """Run work in a child that was just forked, then end it; write any exception to a pipe."""
     try:
         work()
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - this process is forked, and must never return to its caller
-        os.write(to_tell, str(error).encode() or b"unknown")
+        os.write(reporting, str(error).encode() or b"unknown")
         os._exit(1)

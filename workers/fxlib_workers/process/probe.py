@@ -141,12 +141,12 @@ def _import_as_another_user() -> None:
 
 def _why_not(attempt: Callable[[], None]) -> str:
     """Try something in a child; return why it failed, or an empty text."""
-    told, to_tell = os.pipe()
+    reports, reporting = os.pipe()
     child = os.fork()
     if not child:
-        run_child(attempt, to_tell)
-    os.close(to_tell)
-    with os.fdopen(told, "rb") as answer:
+        run_child(attempt, reporting)
+    os.close(reporting)
+    with os.fdopen(reports, "rb") as answer:
         why = answer.read().decode()
     _, status = os.waitpid(child, 0)
     return why or ("" if status == 0 else f"a process that tried it ended with status {status}")

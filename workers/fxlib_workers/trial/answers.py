@@ -62,8 +62,8 @@ def write_answer(method: str, answer: object) -> bytes:
             return json.dumps({"answer": FORMS[method].write(answer)}).encode()
         except FxlibError as error:
             answer = Raised.of(error)
-    told = {"text": answer.text, "out_of_memory": answer.out_of_memory, "stranded": answer.stranded}
-    return json.dumps({"raised": told}).encode()
+    fields = {"text": answer.text, "out_of_memory": answer.out_of_memory, "stranded": answer.stranded}
+    return json.dumps({"raised": fields}).encode()
 
 
 def write_failure(text: str) -> bytes:
@@ -88,9 +88,9 @@ def read_answer(method: str, message: bytes) -> object:
     if kind == "answer":
         return FORMS[method].read(value)
     if kind == "raised":
-        told = _fields(value, "text", "out_of_memory", "stranded")
-        flags = {name: _flag(told[name]) for name in ("out_of_memory", "stranded")}
-        return Raised(text=shorten(_text(told["text"])), **flags)
+        fields = _fields(value, "text", "out_of_memory", "stranded")
+        flags = {name: _flag(fields[name]) for name in ("out_of_memory", "stranded")}
+        return Raised(text=shorten(_text(fields["text"])), **flags)
     if kind == "failed":
         raise ProcessFailureError(shorten(_text(value)))
     raise MalformedAnswerError("it is neither an answer nor an exception")
@@ -223,14 +223,14 @@ def _write_requirements(required: Requirements) -> Mapping[str, object]:
 
 
 def _read_requirements(value: object) -> Requirements:
-    told = _fields(value, "opaque", "functions", "contracts", "created", "collectives", "reducing")
-    functions, created = _TEXTS_BY_NAME(told["functions"]), _TEXTS_BY_NAME(told["created"])
+    fields = _fields(value, "opaque", "functions", "contracts", "created", "collectives", "reducing")
+    functions, created = _TEXTS_BY_NAME(fields["functions"]), _TEXTS_BY_NAME(fields["created"])
     return Requirements(
-        opaque=tuple(_TEXTS(told["opaque"])),
+        opaque=tuple(_TEXTS(fields["opaque"])),
         functions={server: tuple(names) for server, names in functions.items()},
-        contracts=_by_name(_read_contract)(told["contracts"]),
+        contracts=_by_name(_read_contract)(fields["contracts"]),
         created={function: tuple(names) for function, names in created.items()},
-        groups=Groups(collectives=_SIZES(told["collectives"]), reducing=_SIZES(told["reducing"])),
+        groups=Groups(collectives=_SIZES(fields["collectives"]), reducing=_SIZES(fields["reducing"])),
     )
 
 
@@ -246,11 +246,11 @@ def _write_timelines(timelines: Sequence[Timeline]) -> Sequence[object]:
 
 
 def _read_timeline(value: object) -> Timeline:
-    told = _fields(value, "step_s", "steps", "spans")
-    spans, steps = tuple(_each(_read_span)(told["spans"])), _count(told["steps"])
+    fields = _fields(value, "step_s", "steps", "spans")
+    spans, steps = tuple(_each(_read_span)(fields["spans"])), _count(fields["steps"])
     if not 1 <= steps <= MAX_STEPS:
         raise MalformedAnswerError(f"a timeline is of {steps} steps")
-    return Timeline(spans=spans, step_s=_amount(told["step_s"]), steps=steps)
+    return Timeline(spans=spans, step_s=_amount(fields["step_s"]), steps=steps)
 
 
 def _read_span(value: object) -> Span:
@@ -268,26 +268,28 @@ def _start(value: object) -> float:
 
 
 def _read_part(value: object) -> CompiledPart:
-    told = _fields(value, *CompiledPart.__dataclass_fields__)
-    plain_s, compiled_s = (None if told[name] is None else _amount(told[name]) for name in ("plain_s", "compiled_s"))
+    fields = _fields(value, *CompiledPart.__dataclass_fields__)
+    plain_s, compiled_s = (
+        None if fields[name] is None else _amount(fields[name]) for name in ("plain_s", "compiled_s")
+    )
     return CompiledPart(
-        first=_text(told["first"]),
-        nodes=_count(told["nodes"]),
-        backend=_text(told["backend"]),
-        compile_s=_amount(told["compile_s"]),
+        first=_text(fields["first"]),
+        nodes=_count(fields["nodes"]),
+        backend=_text(fields["backend"]),
+        compile_s=_amount(fields["compile_s"]),
         plain_s=plain_s,
         compiled_s=compiled_s,
-        compiled=_flag(told["compiled"]),
-        why=_text(told["why"]),
+        compiled=_flag(fields["compiled"]),
+        why=_text(fields["why"]),
     )
 
 
 def _read_address(value: object) -> StoreAddress:
-    told = _fields(value, "host", "port")
-    port = _count(told["port"])
+    fields = _fields(value, "host", "port")
+    port = _count(fields["port"])
     if not 0 < port <= _HIGHEST_PORT:
         raise MalformedAnswerError(f"{port} is no port")
-    return StoreAddress(_text(told["host"]), port)
+    return StoreAddress(_text(fields["host"]), port)
 
 
 _NOTHING: Final = Form(_nothing, _nothing)

@@ -64,13 +64,13 @@ def allowed_on_nodes(address: str) -> Mapping[str, Available]:
         raise OptionError(
             f"no Ray has answered at {address} within {_ALL_S:.0f} s",
             option="ray-address",
-            hint="See that this is the port of the cluster's head (6379 unless told otherwise).",
+            hint="See that this is the port of the cluster's head (6379 unless you chose another).",
         ) from None
     if done.returncode:
         raise _explain(address, done.stderr)
     sys.stderr.write(done.stderr)
-    told = json.loads(done.stdout.splitlines()[-1])
-    return {node: Available.without(missing) for node, missing in told.items()}
+    missing_by_node = json.loads(done.stdout.splitlines()[-1])
+    return {node: Available.without(missing) for node, missing in missing_by_node.items()}
 
 
 def _reach(address: str) -> None:

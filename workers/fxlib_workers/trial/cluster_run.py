@@ -143,7 +143,7 @@ class ClusterRun:
             TrialError: OPAQUE_CODE, NO_SERVER, COLLECTIVES, or ORIGINAL_FAILS if it cannot be built.
         """
         limit_s = self._settings.start_timeout_s
-        required = self.ask(self.trainers, "load", timeout_s=limit_s, blame=Reason.ORIGINAL_FAILS)
+        required = self.ask(self.trainers, "load", timeout_s=limit_s, reason=Reason.ORIGINAL_FAILS)
         self._serving.start_replay(self.servers, self.trainers, required[0])
         self._serving.check(self.servers, required[0])
         if groups := required[0].groups:
@@ -152,7 +152,7 @@ class ClusterRun:
             if not self._collective:
                 self.ask(self.trainers, "join_group", timeout_s=limit_s)
             self._collective = True
-        self.ask(self.trainers, "prepare", timeout_s=limit_s, blame=Reason.NO_SERVER)
+        self.ask(self.trainers, "prepare", timeout_s=limit_s, reason=Reason.NO_SERVER)
         self._reduces = bool(required[0].groups.reducing)
 
     def settle_buckets(self, timeout_s: float) -> None:
@@ -192,7 +192,7 @@ class ClusterRun:
             TrialError, InterruptedTrialError: as `ask` does.
         """
         for trainer in self.trainers:
-            self.ask([trainer], "reset", timeout_s=timeout_s, blame=Reason.ORIGINAL_FAILS)
+            self.ask([trainer], "reset", timeout_s=timeout_s, reason=Reason.ORIGINAL_FAILS)
 
     def load_candidate(self, candidate: str, graph: bytes, values: Mapping[str, bytes], pipeline: int = 0) -> None:
         """Load a candidate into the trainers and check that the servers can serve it.
@@ -210,7 +210,7 @@ class ClusterRun:
         """
         limit_s = self._settings.start_timeout_s
         required = self.ask_of(candidate, self.trainers, "load_candidate", graph, values, pipeline, timeout_s=limit_s)
-        with _blame_candidate(candidate):
+        with _attributed_to(candidate):
             self._serving.check(self.servers, required[0])
 
     def ask_of(self, arm: Arm, processes: Sequence[Process], method: str, *args: object, timeout_s: float) -> list[Any]:
@@ -221,8 +221,8 @@ class ClusterRun:
             LostCandidateError: a process died or hung while a candidate ran.
             TrialError, InterruptedTrialError: as `ask` does.
         """
-        with _blame_candidate(arm):
-            return self.ask(processes, method, arm, *args, timeout_s=timeout_s, blame=failure_reason(arm))
+        with _attributed_to(arm):
+            return self.ask(processes, method, arm, *args, timeout_s=timeout_s, reason=failure_reason(arm))
 
     def ask(
         self,
@@ -230,7 +230,7 @@ class ClusterRun:
         method: str,
         *args: object,
         timeout_s: float,
-        blame: Reason = Reason.TRIAL_DIED,
+        reason: Reason = Reason.TRIAL_DIED,
     ) -> list[Any]:
         """Call a method of several processes at once and return their answers.
 
@@ -239,7 +239,7 @@ class ClusterRun:
             method: the method's name.
             *args: its arguments.
             timeout_s: the time after which the call counts as hung.
-            blame: the reason for which the trial ends if the method raises.
+            reason: the reason for which the trial ends if the method raises.
 
         Raises:
             TrialError: a process died, hung, or raised.
@@ -248,7 +248,7 @@ class ClusterRun:
         call = pickle.dumps((method, args))
         sent = ray.put(call) if len(processes) > 1 and len(call) > _SHARED_BYTES else call
         what = " of ".join([method, *(repr(each) for each in args[:1] if isinstance(each, str))])
-        return self._call([(each, sent) for each in processes], method, timeout_s=timeout_s, what=what, blame=blame)
+        return self._call([(each, sent) for each in processes], method, timeout_s=timeout_s, what=what, reason=reason)
 
     def _reserve(self, count: int) -> PlacementGroup:
         share = self._settings.cpus_per_process
@@ -326,7 +326,7 @@ class ClusterRun:
         self.ask(self._processes, "join", address, timeout_s=limit_s)
         for server, process in zip(self._workload.servers, self.servers, strict=True):
             described = (server, self._workload.trainer_optimizer, self._workload.seed)
-            self.ask([process], "serve", *described, timeout_s=limit_s, blame=Reason.NO_SERVER)
+            self.ask([process], "serve", *described, timeout_s=limit_s, reason=Reason.NO_SERVER)
 
     def _call(
         self,
@@ -335,7 +335,7 @@ class ClusterRun:
         *,
         timeout_s: float,
         what: str = MAKE,
-        blame: Reason = Reason.TRIAL_DIED,
+        reason: Reason = Reason.TRIAL_DIED,
     ) -> list[Any]:
         """Send each process a call of one method and return the answers in the same order."""
         pending = {process.host.ask.remote(process.key, call): process for process, call in calls}
@@ -343,7 +343,7 @@ class ClusterRun:
         answers = [found[process.key] for process, _ in calls]
         for answer in answers:
             if isinstance(answer, Raised):
-                raise self._failure(answer, blame)
+                raise self._failure(answer, reason)
         return answers
 
     def _await(self, pending: Mapping[Any, Process], method: str, what: str, timeout_s: float) -> dict[str, Any]:
@@ -387,7 +387,7 @@ class ClusterRun:
             detail = f"{process.name} sent a malformed answer to {method}: {error}"
             raise TrialError(Reason.TRIAL_DIED, detail) from error
 
-    def _failure(self, raised: Raised, blame: Reason) -> TrialError:
+    def _failure(self, raised: Raised, reason: Reason) -> TrialError:
         if error := self._out_of_memory():
             return error
         if raised.out_of_memory:
@@ -396,7 +396,7 @@ class ClusterRun:
         dead, _ = ray.wait(lifelines, num_returns=1, timeout=_AFTERMATH_S) if lifelines else ([], [])
         if dead:
             return self._death(dead[0], self._lifelines[dead[0]])
-        return TrialError(blame, raised.text, survived=not raised.stranded)
+        return TrialError(reason, raised.text, survived=not raised.stranded)
 
     def _death(self, end: Any, process: Process) -> TrialError:
         """Return an error that says which process died and why."""
@@ -419,8 +419,8 @@ class ClusterRun:
         without it.
         """
         asked = [processes[0].host.ran_out.remote(processes[0].key) for processes in self._by_node().values()]
-        told, _ = ray.wait(asked, num_returns=len(asked), timeout=_AFTERMATH_S)
-        for each in told:
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_AFTERMATH_S)
+        for each in answered:
             with suppress(RayError):  # nothing is known of a node that is gone
                 if why := ray.get(each):
                     return TrialError(Reason.OUT_OF_MEMORY, why)
@@ -449,7 +449,7 @@ def _timeout_detail(what: str, timeout_s: float) -> str:
 
 
 @contextmanager
-def _blame_candidate(arm: Arm) -> Iterator[None]:
+def _attributed_to(arm: Arm) -> Iterator[None]:
     """Turn a candidate's own error into a `CandidateError`, or a `LostCandidateError` if no process can continue."""
     try:
         yield

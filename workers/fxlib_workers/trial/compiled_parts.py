@@ -51,7 +51,7 @@ def time_parts(module: GraphModule, step: Callable[[], object], *, limit_s: floa
     for part in parts:
         part.watch = partial(_time, taken, part)
     step()
-    return [_told(part, taken.get(part)) for part in parts]
+    return [_report(part, taken.get(part)) for part in parts]
 
 
 @contextmanager
@@ -91,25 +91,25 @@ def without_parts(graph: bytes, parts: Sequence[CompiledPart]) -> bytes:
     """Return a serialized graph in which no backend computes these parts."""
     message = wire.parse(graph)
     nodes = message.modules[-1].graph.nodes
-    places = {node.name: place for place, node in enumerate(nodes)}
+    positions = {node.name: position for position, node in enumerate(nodes)}
     for part in parts:
-        place = places.get(part.first, len(nodes))
-        for node in nodes[place : place + part.nodes]:
+        position = positions.get(part.first, len(nodes))
+        for node in nodes[position : position + part.nodes]:
             node.ClearField("backend")
     return wire.serialize(message)
 
 
-def _told(part: Part, taken_s: tuple[float, float] | None) -> CompiledPart:
-    told = CompiledPart(first=part.first, nodes=part.nodes, backend=part.name, compile_s=part.compile_s)
+def _report(part: Part, taken_s: tuple[float, float] | None) -> CompiledPart:
+    report = CompiledPart(first=part.first, nodes=part.nodes, backend=part.name, compile_s=part.compile_s)
     if taken_s is None:
         why = part.problem or "the step does not call it in a way that its backend compiles"
-        return replace(told, compiled=False, why=Reason.PART_NOT_COMPILED.sentence(why))
+        return replace(report, compiled=False, why=Reason.PART_NOT_COMPILED.sentence(why))
     plain_s, compiled_s = taken_s
-    told = replace(told, plain_s=plain_s, compiled_s=compiled_s)
+    report = replace(report, plain_s=plain_s, compiled_s=compiled_s)
     if compiled_s < plain_s:
-        return told
+        return report
     detail = f"{seconds(compiled_s)}, and {seconds(plain_s)} as it is"
-    return replace(told, compiled=False, why=Reason.PART_NOT_FASTER.sentence(detail))
+    return replace(report, compiled=False, why=Reason.PART_NOT_FASTER.sentence(detail))
 
 
 def _time(

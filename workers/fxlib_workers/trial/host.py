@@ -40,7 +40,7 @@ _SHARE: Final = 0.75
 """The share of a host's memory that a trial may use, unless the operator says otherwise."""
 
 _POLL_S: Final = 0.25
-_TOLD_S: Final = 5.0
+_REPORT_S: Final = 5.0
 """Seconds in which the fork server reports how a process ended after its connection was closed."""
 
 
@@ -175,7 +175,7 @@ class Host:
         self._server: ForkServer | None = None
         self._forking = asyncio.Lock()
         self._processes: dict[str, _Process] = {}
-        self._memories: dict[_TrialMemory, set[str]] = {}
+        self._memory_keys: dict[_TrialMemory, set[str]] = {}
 
     async def warm_up(self) -> None:
         """Start the fork server unless it is running.
@@ -200,7 +200,7 @@ class Host:
             policy = await self._policy()
             server = await self._running()
             memory = _TrialMemory(memory_bytes, len(names), policy)
-            self._memories[memory] = set(names)
+            self._memory_keys[memory] = set(names)
             for key, name in names.items():
                 ours, theirs = socket.socketpair()
                 with theirs:
@@ -221,7 +221,7 @@ class Host:
             return await process.reader.readexactly(size)
         except (OSError, asyncio.IncompleteReadError):
             with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(_end_of(process), _TOLD_S)
+                return await asyncio.wait_for(_end_of(process), _REPORT_S)
             return Ended("it closed its connection")
 
     async def end_of(self, key: str) -> Ended:
@@ -237,15 +237,15 @@ class Host:
         for process in ending.values():
             await _end_of(process)
             process.writer.close()
-        for memory, left in list(self._memories.items()):
+        for memory, left in list(self._memory_keys.items()):
             left.difference_update(keys)
             if not left:
-                del self._memories[memory]
+                del self._memory_keys[memory]
                 await memory.close()
 
     async def ran_out(self, key: str) -> str:
         """Return why the memory of a process's trial ran out on this node; "" if it did not."""
-        return next((memory.ran_out() for memory, keys in self._memories.items() if key in keys), "")
+        return next((memory.ran_out() for memory, keys in self._memory_keys.items() if key in keys), "")
 
     async def _policy(self) -> Containment:
         """Return the policy for processes on this node, with all containment that it allows.

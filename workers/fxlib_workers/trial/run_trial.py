@@ -315,7 +315,7 @@ class _Trial:
             # A step that hangs is found here, within the time limit of one step.
             cluster.ask_of(ORIGINAL, cluster.step_trainers, "block", 1, timeout_s=limit_s)
             profile, *_ = cluster.ask(
-                cluster.step_trainers, "profile", seconds, timeout_s=allowed_s, blame=Reason.ORIGINAL_FAILS
+                cluster.step_trainers, "profile", seconds, timeout_s=allowed_s, reason=Reason.ORIGINAL_FAILS
             )
         except TrialError as error:
             if not error.survived:

@@ -35,7 +35,7 @@ class Ask(Protocol):
     """A function that calls a method of several processes at once; see `ClusterRun.ask`."""
 
     def __call__(
-        self, processes: Sequence[Any], method: str, *args: object, timeout_s: float, blame: Reason = ...
+        self, processes: Sequence[Any], method: str, *args: object, timeout_s: float, reason: Reason = ...
     ) -> list[Any]:
         """Return the processes' answers."""
 
@@ -82,9 +82,9 @@ class Serving:
             seed=self._workload.seed,
         )
         for actors in (servers, trainers):
-            self._ask(actors, "replay", plan, timeout_s=self._timeout_s, blame=Reason.NO_SERVER)
+            self._ask(actors, "replay", plan, timeout_s=self._timeout_s, reason=Reason.NO_SERVER)
         names = [server.name for server in self._workload.servers]
-        self._ask(trainers[:1], "calibrate", names, timeout_s=self._timeout_s, blame=Reason.NO_SERVER)
+        self._ask(trainers[:1], "calibrate", names, timeout_s=self._timeout_s, reason=Reason.NO_SERVER)
 
     def check(self, servers: Sequence[Any], required: Requirements) -> None:
         """Check that the servers can serve everything that a graph requires.

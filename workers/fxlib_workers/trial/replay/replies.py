@@ -55,7 +55,7 @@ def make_reply(returns: Result, seed: bytes, *, attached: bool) -> Any:
         seed: the digest that determines the values.
         attached: whether tensors that took a gradient when recorded take one now.
     """
-    return _make(returns, (combined(seed, place.to_bytes(4)) for place in count()), attached)
+    return _make(returns, (combined(seed, index.to_bytes(4)) for index in count()), attached)
 
 
 def attach_to(reply: Any, inputs: Sequence[torch.Tensor]) -> Any:
@@ -157,12 +157,12 @@ def made_rows(numbers: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -
         shape: the shape of a row.
         dtype: a real dtype.
     """
-    places = (numbers & (_DRAWN - 1)).unsqueeze(1) + torch.arange(math.prod(shape)) % _DRAWN
+    indices = (numbers & (_DRAWN - 1)).unsqueeze(1) + torch.arange(math.prod(shape)) % _DRAWN
     if dtype.is_floating_point:
         factors = 1 + _SPREAD * ((numbers >> 32) & 0xFFFF).to(torch.float32) / 2**16
-        made = (_pool().floats[places] * factors.unsqueeze(1)).to(dtype)
+        made = (_pool().floats[indices] * factors.unsqueeze(1)).to(dtype)
     else:
-        made = _pool().bits[places].to(dtype)
+        made = _pool().bits[indices].to(dtype)
     return made.view(len(numbers), *shape)
 
 

@@ -206,7 +206,7 @@ class Screening:
         left_s = max(0.0, self.deadline - time.monotonic())
         most_s = limit_s if len(self.outcomes.remaining) == 1 else min(limit_s, _COMPILING_SHARE * left_s)
         parts, *others = self.cluster.ask_of(name, processes, "time_parts", most_s, timeout_s=most_s + 2 * limit_s)
-        slower = {each.first: each for told in others for each in told if not each.compiled}
+        slower = {each.first: each for parts_of_rank in others for each in parts_of_rank if not each.compiled}
         parts = [slower.get(each.first, each) for each in parts]  # if one rank leaves a part uncompiled, all do
         if left := [each for each in parts if not each.compiled]:
             self.cluster.ask_of(name, processes, "leave_parts", [each.first for each in left], timeout_s=limit_s)
