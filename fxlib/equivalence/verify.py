@@ -108,6 +108,8 @@ class _Widening(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _CASTS:
             return args[0].double()
+        if func is torch.Tensor.__deepcopy__:  # it is handed all that was copied before
+            return func(*args, **kwargs or {})
         dtypes = pytree.tree_map_only(torch.dtype, _wide, (tuple(args), dict(kwargs or {})))
         return func(*dtypes[0], **dtypes[1])
 

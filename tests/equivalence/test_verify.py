@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import fxlib
 from fxlib import verify
@@ -148,6 +150,22 @@ def test_a_program_that_names_narrow_dtypes_has_a_reference() -> None:
     (output,) = verify(Narrow(), Narrow(), [torch.randn(4, 3)], reference="float64").distances[:1]
     assert output.first_from_reference is not None
     assert 0 < output.first_from_reference < 1e-6
+
+
+def test_copies_in_float64_take_as_long_as_the_model_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor's copy is handed all that was copied before it, and that holds no dtypes to widen."""
+    seen = 0
+    tree_map_only = pytree.tree_map_only
+
+    def counted(kind: Any, wide: Any, given: Any) -> Any:
+        nonlocal seen
+        seen = max(seen, len(pytree.tree_leaves(given)))
+        return tree_map_only(kind, wide, given)
+
+    monkeypatch.setattr(pytree, "tree_map_only", counted)
+    model = nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(20)))
+    assert verify(model, model, [torch.randn(4, 3)], reference="float64")
+    assert 0 < seen < 20
 
 
 def test_randomness_has_no_reference() -> None:
