@@ -28,6 +28,7 @@ from fxlib.client.connection import Deadline
 from fxlib.client.group_consensus import Rendezvous, Turn
 from fxlib.client.result import LiveWatch, WatchOptions
 from fxlib.errors import FxlibError, FxlibWarning, RemoteError, WorkloadError
+from fxlib.pipeline.watch import own_accesses
 from fxlib.profiling.statistics import ConfidenceSequence
 from fxlib.runtime import CapturedModule
 from fxlib.spec.report import Estimate, LiveFigures, interval
@@ -342,10 +343,11 @@ class StepWatch(LiveWatch):
         assert rendezvous is not None  # noqa: S101 - the thread would not run
         assert turn is not None  # noqa: S101 - the same
         try:
-            if not self._decided(rendezvous):
-                turn.tell()
-                return
-            turn.settle()
+            with own_accesses():  # else a pipeline would take each look at the ranks' store for a synchronization
+                if self._decided(rendezvous):
+                    turn.settle()
+                else:
+                    turn.tell()
         except FxlibError as error:
             _LOG.info("the ranks could not agree on a step to go back at: %s", error)
         except RuntimeError as error:  # torch raises it if the store is gone, and with it the other ranks

@@ -56,11 +56,18 @@ def _why_not_ahead(loader: object) -> str:
     if loader.num_workers == 0:
         return "the loader has no worker processes, and may draw from this process's generators"
     sampler, batches = loader.sampler, loader.batch_sampler
-    if type(batches) not in (data.BatchSampler, type(None)):
+    known = (*_SAMPLERS, *_samplers_of_torchdata())
+    if type(batches) not in (data.BatchSampler, type(None), *known):
         return f"nothing is known of what a {type(batches).__name__} does when it is asked for indices"
-    if not isinstance(loader.dataset, data.IterableDataset) and type(sampler) not in _SAMPLERS:
+    if not isinstance(loader.dataset, data.IterableDataset) and type(sampler) not in known:
         return f"nothing is known of what a {type(sampler).__name__} does when it is asked for an index"
     return ""
+
+
+def _samplers_of_torchdata() -> tuple[type, ...]:
+    """Return the samplers of a `StatefulDataLoader`, which draw from generators of their own; none if none was made."""
+    module: Any = sys.modules.get("torchdata.stateful_dataloader.sampler")
+    return () if module is None else (module.BatchSampler, module.RandomSampler, module.StatefulDistributedSampler)
 
 
 class _Puller(Generic[B]):

@@ -8,7 +8,7 @@ may write anything. Listeners learn of a write before it is sent, and it counts 
 A collective, a barrier or an access to a store orders this process with others: the program sees afterwards what they
 wrote before. So results that were read ahead are forgotten there. Whatever alias a program has for these operations,
 they go through methods of `ProcessGroup`, `Work` and `Store`, which are replaced, too. Operations inside a forward or a
-backward belong to the step itself, and are left alone.
+backward belong to the step itself, and are left alone; so are those that this library makes on threads of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import functools
 import inspect
 import operator
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -50,6 +51,19 @@ _STORE_ACCESSES = (
     *("num_keys", "queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
 """Methods of a store through which processes learn about each other."""
+
+
+_THREAD = threading.local()
+
+
+@contextmanager
+def own_accesses() -> Iterator[None]:
+    """Return a context in which this thread's collectives and stores are this library's, and order no writes."""
+    before, _THREAD.is_own = getattr(_THREAD, "is_own", False), True
+    try:
+        yield
+    finally:
+        _THREAD.is_own = before
 
 
 class Listener(Protocol):
@@ -182,7 +196,7 @@ class Watch:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not self._listeners or _is_within_a_step():
+            if not self._listeners or _is_within_a_step() or getattr(_THREAD, "is_own", False):
                 return original(*args, **kwargs)
             self._told_of_call()
             found = original(*args, **kwargs)

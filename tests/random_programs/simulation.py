@@ -150,8 +150,10 @@ class Flying:
             return
         self.landed = True
         self.world.serving = self.world.states[self.server]
-        outcome = internal._run_function(internal.PythonUDF(self.function, self.args, self.kwargs))
         try:
+            if self.server in self.world.dead:
+                raise ConnectionError(f"{self.server} is gone")
+            outcome = internal._run_function(internal.PythonUDF(self.function, self.args, self.kwargs))
             self.result = batch.result(outcome)
         except Exception as error:  # noqa: BLE001 - the caller's wait raises it
             self.error = error
@@ -184,6 +186,8 @@ class World:
         self._flying: list[Flying] = []
         self.states = {name: first_state(name) for name in SERVERS}
         self.serving: State = {}
+        self.dead: set[str] = set()
+        """Servers that have died: calls to them fail, those in flight among them."""
 
     def rpc_async(
         self, to: str, function: Callable[..., Any], args: Any = (), kwargs: Any = None, timeout: float = -1
