@@ -152,17 +152,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         WorkloadError: a batch's dtype cannot be sent; or a pass needs the weights, and steps train them, or they may
             not be sent.
     """
-    wanting = protocol.passes_that_need("weights", question.recipe)
-    if wanting and not question.weights:
-        raise WorkloadError(f"the pass {wanting[0]} needs the weights", where="weights", hint="Let them be sent.")
-    if wanting and workload.mode != "forward":
-        raise WorkloadError(
-            f"the pass {wanting[0]} computes values from weights once, which a step of mode {workload.mode!r} changes",
-            where="Workload.mode",
-            hint='Such passes are for inference: mode="forward".',
-        )
-    auto = protocol.is_auto(question.recipe)
-    sent = bool(wanting) or (auto and question.weights and workload.mode == "forward" and not captured.training)
+    sent = _sends_weights(captured, workload, question)
     workload = calibrated(captured, workload, question) if sent else workload
     marks = marks_of(captured) if sent else {}  # taken before the weights are read, so that a write in between shows
     encoded = wire.encode(captured, weights=sent)
@@ -185,7 +175,7 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         profile=None if question.profile is None else protocol.profile_to_proto(_sent(question.profile)),
         diffs=question.diffs,
         variants=[each.request for each in variants.values()],
-        backends=filter(None, map(installed, BACKENDS)) if auto else (),
+        backends=filter(None, map(installed, BACKENDS)) if protocol.is_auto(question.recipe) else (),
     )
     blobs = {**encoded.blobs, **described.blobs, address.sha256: graph}
     for each in variants.values():
@@ -201,6 +191,25 @@ def prepare(captured: GraphModule, workload: Workload, question: Question, *, ra
         declined=declined,
         passes=protocol.passes_of(question.recipe),
     )
+
+
+def _sends_weights(captured: GraphModule, workload: Workload, question: Question) -> bool:
+    """Return whether the values of the weights are part of the question.
+
+    Raises:
+        WorkloadError: a pass needs the weights, and steps train them, or they may not be sent.
+    """
+    wanting = protocol.passes_that_need("weights", question.recipe)
+    if wanting and not question.weights:
+        raise WorkloadError(f"the pass {wanting[0]} needs the weights", where="weights", hint="Let them be sent.")
+    if wanting and workload.mode != "forward":
+        raise WorkloadError(
+            f"the pass {wanting[0]} computes values from weights once, which a step of mode {workload.mode!r} changes",
+            where="Workload.mode",
+            hint='Such passes are for inference: mode="forward".',
+        )
+    auto = protocol.is_auto(question.recipe)
+    return bool(wanting) or (auto and question.weights and workload.mode == "forward" and not captured.training)
 
 
 def calibrated(captured: GraphModule, workload: Workload, question: Question) -> Workload:
