@@ -28,6 +28,8 @@ FINISHED = [
         for folder in (
             "analysis",
             "cli",
+            "capture/export",
+            "capture/trace",
             "client",
             "dashboard",
             "equivalence",
@@ -39,6 +41,7 @@ FINISHED = [
             "protocol",
             "recipes",
             "rules",
+            "runtime/gradients",
             "runtime/ops",
             "runtime/tracking",
             "serialization",

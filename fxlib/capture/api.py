@@ -29,7 +29,7 @@ from fxlib.capture.intercept import Interception, is_capturing, leave_logging_al
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording import bytecode
 from fxlib.capture.recording.recorder import Recorder
-from fxlib.capture.rrefs import RRefPlaces
+from fxlib.capture.rrefs import RRefPaths
 from fxlib.capture.samples import Given, bind, left_at_defaults
 from fxlib.capture.state import DrawnError, generators_unused, unchanged
 from fxlib.capture.trace.checks import protect_old_values, refuse_out, refuse_shared_writes
@@ -161,8 +161,8 @@ def _captured(
         try:
             return _exported(model, options, sample_inputs, dynamic_shapes)
         except CaptureError as error:
-            told = f"neither capture takes the forward. Tracing: {refused}\nExport: {error}"
-            refused = CaptureError(told, where=error.where or refused.where)
+            problem = f"neither capture takes the forward. Tracing: {refused}\nExport: {error}"
+            refused = CaptureError(problem, where=error.where or refused.where)
     if dynamic_shapes is not None:
         raise refused
     _LOG.debug("%s is traced for the sizes of the samples: %s", _name(model), refused)
@@ -279,11 +279,11 @@ def _traced_once(
 ) -> CapturedModule:
     tracer = tracer_for(options.tracer_class)
     module = model if isinstance(model, nn.Module) else None
-    places = RRefPlaces(nn.Module() if module is None else module)
+    rref_paths = RRefPaths(nn.Module() if module is None else module)
     calls = RemoteCalls(tracer, declarations, recorder)
     tracer.prepare(
         calls,
-        places,
+        rref_paths,
         frozenset(options.leaf_modules),
         sys._getframe(),
         recorder=recorder,
@@ -386,7 +386,7 @@ def _finish(tracer: RemoteTracer, graph: Graph, model: Model) -> CapturedModule:
         return CapturedModule(
             tracer.root, graph, original=FunctionModel(model), facts=facts, asked=asked, class_name=name
         )
-    entries = tracer.places.ways()
+    entries = tracer.rref_paths.ways()
     return CapturedModule(tracer.root, graph, original=model, facts=facts, asked=asked, entries=entries)
 
 

@@ -19,7 +19,7 @@ _DEPTH = 4
 """The number of levels of nested containers that are searched."""
 
 
-class RRefPlaces:
+class RRefPaths:
     """The paths of the RRefs that are attributes of a model's modules, and names for those that lie deeper."""
 
     def __init__(self, root: nn.Module) -> None:

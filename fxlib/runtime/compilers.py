@@ -31,8 +31,8 @@ def outside_of_dynamo(function: F) -> F:
 
 def break_at(function: Callable[..., Any]) -> None:
     """Have TorchDynamo break its graph at a call of a function, and not follow it."""
-    told: Any = function
-    told._torchdynamo_disable, told._torchdynamo_disable_msg = True, "it is a part of fxlib's runtime"
+    marked: Any = function
+    marked._torchdynamo_disable, marked._torchdynamo_disable_msg = True, "it is a part of fxlib's runtime"
 
 
 def skip(code: CodeType, *, inner: bool = True) -> None:

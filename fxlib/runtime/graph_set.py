@@ -32,10 +32,10 @@ OTHER_REASONS = "other reasons"
 
 
 class GuardFailure(NamedTuple):
-    """The reason why a graph may not run for a call, and whether the user is told when the original runs instead."""
+    """The reason why a graph may not run for a call, and whether the user is warned when the original runs instead."""
 
     reason: str
-    told: bool = False
+    warns: bool = False
 
 
 class Captured(Protocol):
@@ -152,7 +152,7 @@ class GraphSet(Generic[M]):
                 self._last = each
                 _count(each)
                 return each.module
-            if found.told and not failure.told:  # it fits but for this, which the user can change
+            if found.warns and not failure.warns:  # it fits but for this, which the user can change
                 failure = found
         return failure
 

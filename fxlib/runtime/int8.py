@@ -140,9 +140,11 @@ def _conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any)
 
 def _conv2d_add(*args: Any) -> torch.Tensor:
     """Return the levels of the sum of a convolution and other levels, rounded once; arguments are as for `_conv2d`."""
-    place = len(args) - 6
+    position = len(args) - 6
     # oneDNN adds in place.
-    return _conv2d_add_over(*args[:place], args[place].clone(memory_format=torch.preserve_format), *args[place + 1 :])
+    return _conv2d_add_over(
+        *args[:position], args[position].clone(memory_format=torch.preserve_format), *args[position + 1 :]
+    )
 
 
 def _conv2d_add_over(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch.Tensor:
@@ -251,9 +253,9 @@ def _fake_max_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
     _check(min(*kernel, *stride, *dilation) >= 1 and min(padding) >= 0, "kernel, stride and dilation are positive")
     _check(max(*kernel, *stride, *dilation) < _REACH, f"kernel, stride and dilation are less than {_REACH:,}")
     sizes = list[Any]()
-    for size, over, step, more, apart in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
+    for size, over, step, more, spacing in zip(x.shape[2:], kernel, stride, padding, dilation, strict=True):
         _check(2 * more <= over, "the padding is at most half of the kernel")
-        free = size + 2 * more - apart * (over - 1) - 1
+        free = size + 2 * more - spacing * (over - 1) - 1
         _check(free >= 0, "the kernel is larger than its input")
         count = (free + (step - 1 if ceil_mode else 0)) // step + 1
         sizes.append(count - (1 if ceil_mode and (count - 1) * step >= size + more else 0))

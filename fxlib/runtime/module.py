@@ -147,8 +147,11 @@ class CapturedModule(GraphModule):
             problem = f"the argument {hidden!r} hides what the generated code calls by its name"
             raise CaptureError(problem, where=type(self).__name__, hint="Rename the argument.")
         cls: Any = type(self)
-        places = failure.program_order(list(self.graph.nodes))
-        order, in_backward = list(places.values()), [place for node, place in places.items() if _is_in_backward(node)]
+        positions = failure.program_order(list(self.graph.nodes))
+        order, in_backward = (
+            list(positions.values()),
+            [position for node, position in positions.items() if _is_in_backward(node)],
+        )
         guarded = codegen if isinstance(codegen := self.graph._codegen, GuardedCodeGen) else None
         returns_tracked = any(
             map(_is_tracked, (each for node in self.graph.find_nodes(op="output") for each in node.all_input_nodes))
@@ -286,17 +289,17 @@ class CapturedModule(GraphModule):
             return GuardFailure(broken)
         given = (*args, *kwargs.values())
         if changed := state.conditions.changed_metadata(given):
-            return GuardFailure(changed, told=True)
+            return GuardFailure(changed, warns=True)
         if stale := state.stale(self, grad_enabled=grad_enabled):
-            return GuardFailure(stale, told=not grad_enabled)
+            return GuardFailure(stale, warns=not grad_enabled)
         if misfit := state.misfit(program.expected, args, kwargs):
-            return GuardFailure(misfit, told=True)
+            return GuardFailure(misfit, warns=True)
         if program.reordered and grad_enabled:
             if reordered := state.conditions.reordered(given):
                 return GuardFailure(reordered)
             if program.reorders_backward and not torch.compiler.is_compiling():
                 shows = state.conditions.backward_shows(given)
-                return GuardFailure(shows, told=True) if shows else None
+                return GuardFailure(shows, warns=True) if shows else None
         return None
 
     def _guard_failure_as_variant(
@@ -468,7 +471,7 @@ def _guard(program: _Program) -> Callable[..., Any]:
             if state.ahead is None:
                 return runs._run(args, kwargs, grad_enabled=grad_enabled)
             return runs._run_after(state.ahead, args, kwargs, grad_enabled=grad_enabled)
-        if runs.told:
+        if runs.warns:
             state.tell_of_original(type(self).__name__, runs.reason)
         state.graphs.original_runs(self, runs.reason, args, kwargs)
         return _run_original(self, state.original, runs.reason, args, kwargs)

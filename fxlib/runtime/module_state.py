@@ -199,7 +199,7 @@ class ModuleState:
     """The code of the graph in whose place the original runs, since nothing was adopted; None if graphs run."""
     ahead: Ahead | None = None
     """The calls that `fxlib.pipeline` has made ahead of later forwards; None if there never were any."""
-    told: bool = False
+    warned: bool = False
     """Whether the user has been warned that the original runs."""
 
     def broken(self, *, grad_enabled: bool) -> str:
@@ -223,8 +223,8 @@ class ModuleState:
 
     def warn_once(self, text: str) -> None:
         """Warn the user, unless that has happened before."""
-        if not self.told:
-            self.told = True
+        if not self.warned:
+            self.warned = True
             warnings.warn(text, FxlibWarning, stacklevel=4)
 
     def _misfit_of_export(self, expected: GuardedCodeGen, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -132,10 +132,10 @@ def _checked(program: GraphModule, *, objects: bool, keeps_values: bool) -> Grap
 
 def _read_before(program: GraphModule, name: str) -> Iterator[tuple[str, str]]:
     """Yield name and path of each attribute that is read before a node and used after it."""
-    places = {node: index for index, node in enumerate(program.graph.nodes)}
-    last = next(index for node, index in places.items() if node.name == name)
+    positions = {node: index for index, node in enumerate(program.graph.nodes)}
+    last = next(index for node, index in positions.items() if node.name == name)
     for node in program.graph.find_nodes(op="get_attr"):
-        if places[node] < last and any(places[user] > last for user in node.users):
+        if positions[node] < last and any(positions[user] > last for user in node.users):
             yield node.name, str(node.target)
 
 
@@ -279,7 +279,7 @@ def _check(step: _Step, program: GraphModule, name: str, values: Callable[[], Ma
     try:
         again, known = _captured_again(step, changed, program, name, values(), grad_enabled=forward.grad_enabled)
     except FxlibError as error:
-        state.told = False
+        state.warned = False
         state.warn_once(
             f"{type(first).__name__}: {state.changed_in_step}. What the forward read behind it in this step was "
             f"what it had been before; the original runs from now on. A graph for this step could not be made: {error}"

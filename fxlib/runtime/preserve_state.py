@@ -37,16 +37,16 @@ def state_kept(module: nn.Module) -> Iterator[None]:
     held = _held([each for each, _ in flags])
     tables = [table for each, _ in flags for table in (each._parameters, each._buffers, vars(each))]
     tables += [vars(each) for each in held if is_plain(each)]
-    places = [
+    locations = [
         (table, name, tensor, tensor.detach().clone())
         for table in tables
         for name, tensor in table.items()
         if isinstance(tensor, torch.Tensor)
     ]
-    own = {id(tensor) for _, _, tensor, _ in places}
+    own = {id(tensor) for _, _, tensor, _ in locations}
     inside = [(each, each.detach().clone()) for each in held if isinstance(each, torch.Tensor) and id(each) not in own]
     containers = [(each, each.copy()) for each in held if type(each) in (list, dict)]
-    tensors = [(tensor, bits) for _, _, tensor, bits in places] + inside
+    tensors = [(tensor, bits) for _, _, tensor, bits in locations] + inside
     versions = [(tensor, tensor._version) for tensor, _ in tensors if not tensor.is_inference()]
     gradients = [(tensor, tensor.grad) for tensor, _ in tensors if tensor.is_leaf]
     frozen = [(tensor, tensor.requires_grad) for tensor, _ in gradients]
@@ -63,7 +63,7 @@ def state_kept(module: nn.Module) -> Iterator[None]:
             # Tensors that autograd has saved for a later backward are valid again, since their bits are restored.
             if tensor._version != version:
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
-        for table, name, tensor, _ in places:
+        for table, name, tensor, _ in locations:
             _put(table, name, tensor)
         for container, parts in containers:
             _refill(container, parts)
@@ -99,9 +99,9 @@ def put_back(tensor: torch.Tensor, bits: torch.Tensor) -> None:
     """Write values into a tensor of the same shape, whatever it is: a parameter, expanded, made in inference mode."""
     strides = tensor.stride() if tensor.layout == torch.strided else ()
     # An expansion repeats one element, and torch refuses to write that many times.
-    place = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+    index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        (tensor[place] if 0 in strides else tensor).copy_(bits[place] if 0 in strides else bits)
+        (tensor[index] if 0 in strides else tensor).copy_(bits[index] if 0 in strides else bits)
 
 
 def copied(value: T) -> T:

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from fxlib.capture import source
 from fxlib.capture.handled_errors import capture_error
-from fxlib.capture.rrefs import RRefPlaces
+from fxlib.capture.rrefs import RRefPaths
 from fxlib.capture.trace.remote import METHOD_ARGUMENTS, RemoteCalls
 from fxlib.capture.trace.values import FutureValue, RRefCalls
 from fxlib.runtime import is_wait, ops
@@ -71,7 +71,7 @@ class ExportRecorder(Tracer):
         self._given: dict[Node, Any] = {}
         self._makers: dict[Node, Node] = {}
         self._results: dict[Node, Any] = {}
-        self.places = RRefPlaces(root)
+        self.rref_paths = RRefPaths(root)
         self._plain: dict[object, Proxy] = {}
 
     def forget(self) -> None:
@@ -82,8 +82,8 @@ class ExportRecorder(Tracer):
 
     def rref(self, value: Any) -> Proxy:
         """Return the node that reads a live RRef, by the path under which the model holds it."""
-        if (path := self.places.path_of(value)) is None:
-            return self.constant(value, self.places.hint_of(value))
+        if (path := self.rref_paths.path_of(value)) is None:
+            return self.constant(value, self.rref_paths.hint_of(value))
         return self._attribute(path)
 
     def constant(self, value: object, hint: str) -> Proxy:

@@ -187,7 +187,7 @@ def export(
             strides=True,
             classes=recorder.asked_classes,
         )
-        facts, entries = recorder.facts(graph), remote.places.ways()
+        facts, entries = recorder.facts(graph), remote.rref_paths.ways()
         return CapturedModule(
             module, graph, original=module, facts=facts, asked=asked, entries=entries, class_name=class_name
         )

@@ -95,7 +95,7 @@ def _inline(replay: Replay, node: Node, known: dict[Node, Any], *, grad_enabled:
         return result
     raise CaptureError(
         f"the forward calls {called.name()}, which has a body of its own",
-        where=place_of(node),
+        where=location_of(node),
         hint="Write it as plain code, or keep it out of the forward.",
     )
 
@@ -163,8 +163,8 @@ class Replay:
         made.meta.update({key: recorded.meta[key] for key in ("call", "contract") if key in recorded.meta})
         spec = self._recorder.specs[recorded]
         if isinstance(contract := made.meta.get("contract"), Contract) and callable(contract.returns):
-            nest = None if spec.is_leaf() else pytree.tree_unflatten([None] * spec.num_leaves, spec)
-            made.meta["contract"] = replace(contract, returns=nest)
+            structure = None if spec.is_leaf() else pytree.tree_unflatten([None] * spec.num_leaves, spec)
+            made.meta["contract"] = replace(contract, returns=structure)
         found = [made]
         if recorded.target not in TOKENS and recorded.target not in TRACKERS:
             found = self._unpacked(made, recorded, node.meta["val"])
@@ -244,11 +244,11 @@ def describe(node: Node, origin: Node) -> None:
     node.meta.update({key: origin.meta[key] for key in _KEPT if key in origin.meta})
     if trace := node.meta.get("stack_trace"):
         node.meta["stack_trace"] = trace.partition(_OWN_FRAME)[0]
-    if place := place_of(origin):
+    if place := location_of(origin):
         node.meta["source"] = place
 
 
-def place_of(node: Node) -> str:
+def location_of(node: Node) -> str:
     """Return file:line of the user's innermost statement that made a node, or "" if there is none."""
     frames = _FRAME.findall((node.meta.get("stack_trace") or "").partition(_OWN_FRAME)[0])
     return "{}:{}".format(*frames[-1]) if frames else ""

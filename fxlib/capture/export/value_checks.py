@@ -72,14 +72,14 @@ class ValueChecks:
         needed = _ancestors([asked], self._leaves)
         if not needed.isdisjoint(_written(asked.graph, self._leaves)):
             return None
-        places = dict(self._leaves)
+        positions = dict(self._leaves)
         steps: list[Step] = []
         for node in asked.graph.nodes:
-            if node not in needed or node in places:
+            if node not in needed or node in positions:
                 continue
-            if (step := _step(node, places)) is None or len(steps) == MAX_STEPS:
+            if (step := _step(node, positions)) is None or len(steps) == MAX_STEPS:
                 return None
-            places[node] = len(self._samples) + len(steps)
+            positions[node] = len(self._samples) + len(steps)
             steps.append(step)
         return tuple(steps)
 
@@ -117,13 +117,13 @@ def _written(graph: Graph, leaves: Iterable[Node]) -> set[Node]:
     return _ancestors(targets, leaves)
 
 
-def _step(node: Node, places: dict[Node, int]) -> Step | None:
+def _step(node: Node, positions: dict[Node, int]) -> Step | None:
     name = operator_name(node.target) if node.op == "call_function" else None
     if name is None:
         return None
     try:
-        args = tuple(_argument(each, places) for each in node.args)
-        kwargs = tuple((key, _argument(value, places)) for key, value in node.kwargs.items())
+        args = tuple(_argument(each, positions) for each in node.args)
+        kwargs = tuple((key, _argument(value, positions)) for key, value in node.kwargs.items())
     except LookupError:
         return None
     return Step(operator=name, args=args, kwargs=kwargs)
@@ -134,11 +134,11 @@ def _referred(steps: Iterable[Step]) -> set[int]:
     return {each.index for each in pytree.tree_leaves(values) if isinstance(each, Reference)}
 
 
-def _argument(value: Any, places: dict[Node, int]) -> Any:
+def _argument(value: Any, positions: dict[Node, int]) -> Any:
     if isinstance(value, Node):
-        return Reference(places[value])
+        return Reference(positions[value])
     if isinstance(value, (tuple, list)):
-        return tuple(_argument(each, places) for each in value)
+        return tuple(_argument(each, positions) for each in value)
     if type(value) in _IMMEDIATE:
         return value
     raise LookupError(value)

@@ -55,7 +55,7 @@ class ArgumentAssumptions:
         if self._record.stand_ins is not None:
             self._record.stand_ins.compared(one, other)
         elif isinstance(one, Proxy) and isinstance(other, Proxy):
-            self._apart(one, other)
+            self._distinct(one, other)
         elif isinstance(one, Proxy) or isinstance(other, Proxy):
             proxy, value = (one, other) if isinstance(one, Proxy) else (other, one)
             if (path := _path_of(proxy)) is not None:
@@ -63,7 +63,7 @@ class ArgumentAssumptions:
             else:
                 self.class_of(proxy)  # refuses a value whose class only a run knows
 
-    def _apart(self, one: Proxy, other: Proxy) -> None:
+    def _distinct(self, one: Proxy, other: Proxy) -> None:
         paths = _path_of(one), _path_of(other)
         if paths[0] is None or paths[1] is None:
             raise capture_error(

@@ -52,8 +52,8 @@ def _catches_at_yield(generator: GeneratorType[Any, Any, Any]) -> bool:
     code, frame = generator.gi_code, generator.gi_frame
     if frame is None or not source.is_users(code):
         return False
-    places = [each.offset for each in dis.get_instructions(code) if each.opname == "YIELD_VALUE"]
-    return any(handles(code, each, frame.f_globals, never_raised=NOT_OF_TENSORS) for each in places)
+    offsets = [each.offset for each in dis.get_instructions(code) if each.opname == "YIELD_VALUE"]
+    return any(handles(code, each, frame.f_globals, never_raised=NOT_OF_TENSORS) for each in offsets)
 
 
 @functools.lru_cache(maxsize=1024)

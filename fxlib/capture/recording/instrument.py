@@ -96,7 +96,7 @@ def _with_null(instructions: Sequence[Instruction], handled: Sequence[Handled]) 
         while index not in seen and index < len(instructions):
             seen.add(index)
             each = instructions[index]
-            if each.name in _CALLS and stack[-_place_of_null(each)]:
+            if each.name in _CALLS and stack[-_position_of_null(each)]:
                 found.add(each)
             if each.target is not None:
                 todo.append((place[each.target], _after(each, stack.copy(), jump=True)))
@@ -107,7 +107,7 @@ def _with_null(instructions: Sequence[Instruction], handled: Sequence[Handled]) 
     return found
 
 
-def _place_of_null(call: Instruction) -> int:
+def _position_of_null(call: Instruction) -> int:
     """Return how far below the top of the stack a call looks for its NULL or the bound object."""
     return call.argument + (1 if NULL_IS_ABOVE else 2) + (call.name == "CALL_KW")
 

@@ -202,7 +202,7 @@ class Recorder:
             for each in values:
                 self._sent.note_argument(each, where)
 
-    def taken_apart(self, container: Any) -> None:
+    def opened(self, container: Any) -> None:
         """Note the contents of a container whose elements become arguments of a call one by one."""
         with self.unobserved(), suspended(), _disable_current_modes():
             self._observations.contents(container)
@@ -275,8 +275,8 @@ class Recorder:
 
     def shares_memory(self, tensor: torch.Tensor) -> bool:
         """Return whether an exporter's stand-in shares its memory with a Python object."""
-        memories = [shared.untyped_storage()._cdata for shared, _ in self._record.sharing]
-        return bool(memories) and tensor.untyped_storage()._cdata in memories
+        storages = [shared.untyped_storage()._cdata for shared, _ in self._record.sharing]
+        return bool(storages) and tensor.untyped_storage()._cdata in storages
 
     def met_late(self) -> tuple[FunctionType, ...] | None:
         """Return the functions to observe from the start of another attempt, or None if this one has seen all.

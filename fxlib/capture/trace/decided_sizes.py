@@ -40,21 +40,21 @@ _PARTS: Final[Mapping[Any, str]] = {
     torch.unbind: "unbind",
 }
 """Methods and functions that split a tensor into parts along a dimension, each with the method's name."""
-Place = tuple[str, tuple[tuple[str, Any], ...], Node | None]
+SizePath = tuple[str, tuple[tuple[str, Any], ...], Node | None]
 """The argument (empty: the model), the steps from there to what is read, and the node of an argument that has parts."""
 
 
 class DecidedSizes:
     """Computes traced values that depend only on sizes of arguments and of the model's tensors."""
 
-    def __init__(self, samples: Mapping[str, Any], note: Callable[[Place, Any], None]) -> None:
+    def __init__(self, samples: Mapping[str, Any], note: Callable[[SizePath, Any], None]) -> None:
         self._samples, self._note = samples, note
         self.root: nn.Module | None = None  # the model, whose tensors have sizes as well
 
     def of(self, node: Node) -> Any:
         """Return a node's value and note the sizes on which it depends, or `UNKNOWN` if it depends on anything else."""
         with suspended():
-            used: dict[Place, Any] = {}
+            used: dict[SizePath, Any] = {}
             found = UNKNOWN if _is_reshaping(node.graph) else self._of(node, used)
             for place, value in used.items() if found is not UNKNOWN else ():
                 self._note(place, value)
@@ -91,7 +91,7 @@ class DecidedSizes:
             self._note((place[0], (*place[1], *read), of if place[1] else None), tensor.shape[size[1]])
         return found
 
-    def _of(self, node: Node, used: dict[Place, Any]) -> Any:
+    def _of(self, node: Node, used: dict[SizePath, Any]) -> Any:
         if (place := self._read(node)) is not None:
             found = self._follow(place)
             used[place] = found
@@ -109,7 +109,7 @@ class DecidedSizes:
         except Exception:  # noqa: BLE001 - the forward itself will raise it
             return UNKNOWN
 
-    def _read(self, node: Node) -> Place | None:
+    def _read(self, node: Node) -> SizePath | None:
         """Return the place of the metadata that a node reads of a tensor, or None if it does something else."""
         of, keys = (node.args[0], node.args[1:]) if node.args else (None, ())
         if not isinstance(of, Node) or node.kwargs or any(isinstance(each, Node) for each in keys):
@@ -122,7 +122,7 @@ class DecidedSizes:
             return inner[0], (*inner[1], ("getitem", keys[0])), inner[2]
         return None
 
-    def _of_tensor(self, node: Node, *steps: tuple[str, Any]) -> Place | None:
+    def _of_tensor(self, node: Node, *steps: tuple[str, Any]) -> SizePath | None:
         """Return the place to which `steps` lead from a tensor that is an argument, a part of one, or the model's."""
         found = path_of_node(node)
         if found is None or not isinstance(self._follow(found), torch.Tensor):
@@ -130,7 +130,7 @@ class DecidedSizes:
         name, to_tensor, argument = found
         return name, (*to_tensor, *steps), argument if to_tensor else None
 
-    def _follow(self, place: Place) -> Any:
+    def _follow(self, place: SizePath) -> Any:
         try:
             return follow(self._samples[place[0]] if place[0] else self.root, place[1])
         except Exception:  # noqa: BLE001 - the forward itself will raise it

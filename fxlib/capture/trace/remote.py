@@ -57,7 +57,7 @@ class Watcher(Protocol):
     def sent(self, value: Any, *, by_client: bool = False) -> None:
         """Note the contents of an object that is kept beside the graph."""
 
-    def taken_apart(self, container: Any) -> None:
+    def opened(self, container: Any) -> None:
         """Note the contents of a container whose elements become arguments one by one."""
 
 
@@ -87,7 +87,7 @@ class RemoteCalls:
     ) -> Any:
         """Record `rpc_sync`, `rpc_async` or `remote`, called with these arguments."""
         for each in (args, kwargs):
-            self._watcher.taken_apart(each)
+            self._watcher.opened(each)
         function, args, kwargs = _unfold(function, _sequence(args), dict(kwargs or {}))
         if _is_remote_forward(function, args):
             return self.method_call(style, args[0], "forward", args[3:], kwargs, timeout=timeout)
@@ -245,7 +245,7 @@ class RemoteCalls:
             by_client: whether a registered client gets the arguments.
         """
         function = functools.partial(self._value, by_client=by_client)
-        return _mapped(values, function, self._watcher.taken_apart)
+        return _mapped(values, function, self._watcher.opened)
 
     def in_flight(self, values: Iterable[Any]) -> None:
         """Note arguments that a client may read until it is waited for; of containers, a graph gives it copies."""
@@ -296,7 +296,7 @@ _PLAIN = (
 )
 
 
-def _mapped(value: Any, function: Callable[[Any], Any], taken_apart: Callable[[Any], None]) -> Any:
+def _mapped(value: Any, function: Callable[[Any], Any], opened: Callable[[Any], None]) -> Any:
     """Apply a function to the parts of a value.
 
     A graph would turn a container of a subclass into a plain one. Such a container is therefore one part as a whole,
@@ -306,9 +306,9 @@ def _mapped(value: Any, function: Callable[[Any], Any], taken_apart: Callable[[A
         CaptureError: a container of a subclass holds values of the graph.
     """
     kind = type(value)
-    inner = functools.partial(_mapped, function=function, taken_apart=taken_apart)
+    inner = functools.partial(_mapped, function=function, opened=opened)
     if kind in _CONTAINERS or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        taken_apart(value)
+        opened(value)
         if isinstance(value, dict):
             return {key: inner(each) for key, each in value.items()}
         if isinstance(value, slice):

@@ -25,7 +25,7 @@ from fxlib.capture import source
 from fxlib.capture.handled_errors import NOT_OF_TENSORS, capture_error, refuse_guarded
 from fxlib.capture.intercept import is_capturing, suspended
 from fxlib.capture.recording.recorder import Recorder
-from fxlib.capture.rrefs import RRefPlaces
+from fxlib.capture.rrefs import RRefPaths
 from fxlib.capture.trace import value_facts
 from fxlib.capture.trace.decided_sizes import UNKNOWN, DecidedSizes, SizedValue, known_iterator
 from fxlib.capture.trace.remote import RemoteCalls
@@ -60,7 +60,7 @@ class RemoteTracer(Tracer):
     proxy_buffer_attributes = True
     calls: RemoteCalls
     recorder: Recorder
-    places: RRefPlaces
+    rref_paths: RRefPaths
     traced_through: TracedThrough
     leaves: Collection[object] = ()
     depth = 0
@@ -77,7 +77,7 @@ class RemoteTracer(Tracer):
     def prepare(
         self,
         calls: RemoteCalls,
-        places: RRefPlaces,
+        rref_paths: RRefPaths,
         leaves: Collection[object],
         end: FrameType,
         *,
@@ -90,7 +90,7 @@ class RemoteTracer(Tracer):
 
         Args:
             calls: the recorder of remote calls.
-            places: the locations of RRefs in the model.
+            rref_paths: the locations of RRefs in the model.
             leaves: the modules that are kept as one node each.
             end: the frame at which the user's frames end.
             recorder: the recorder of what Python is asked.
@@ -103,7 +103,13 @@ class RemoteTracer(Tracer):
         self.sizes = None if samples is None else DecidedSizes(samples, recorder.decided_by)
         recorder.use(self)
         self.tensor_attrs = {}
-        self.calls, self.places, self.leaves, self.end, self.traced_through = calls, places, leaves, end, traced_through
+        self.calls, self.rref_paths, self.leaves, self.end, self.traced_through = (
+            calls,
+            rref_paths,
+            leaves,
+            end,
+            traced_through,
+        )
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
         self._attributes_read: set[str] = set()
@@ -121,9 +127,9 @@ class RemoteTracer(Tracer):
 
     def rref(self, value: Any) -> Proxy:
         """Return the node that reads a live RRef, by the path under which the model holds it."""
-        if (path := self.places.path_of(value)) is not None:
+        if (path := self.rref_paths.path_of(value)) is not None:
             return self._attribute(value, path)
-        return self.constant(value, self.places.hint_of(value))
+        return self.constant(value, self.rref_paths.hint_of(value))
 
     def constant(self, value: object, hint: str) -> Proxy:
         """Return the node that reads an object kept beside the graph, since it is not an attribute of the model."""

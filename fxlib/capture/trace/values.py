@@ -34,7 +34,7 @@ def value_of(proxy: Proxy, structure: object) -> Any:
     return proxy
 
 
-class _InPlace:
+class _Mutating:
     """Operators that write to their left side; torch.fx would replace them by ones that do not, or refuse them."""
 
     node: Node
@@ -70,7 +70,7 @@ def _define_in_place(name: str) -> None:
         chosen = plain if is_number(self.node) else target
         return self.tracer.create_proxy("call_function", chosen, (self, other), {})
 
-    setattr(_InPlace, f"__i{name}__", write)
+    setattr(_Mutating, f"__i{name}__", write)
 
 
 for _name in ARITHMETIC:
@@ -98,7 +98,7 @@ _CHANGES = frozenset({"_version", "grad_fn", "is_leaf", "output_nr", "requires_g
 """Attributes of a tensor that in-place operations change; they are read where the program reads them."""
 
 
-class TracedValue(_InPlace, Proxy):
+class TracedValue(_Mutating, Proxy):
     """A value of the program, like torch.fx's Proxy, whose in-place operators stay in place."""
 
     tracer: Any
@@ -134,7 +134,7 @@ class TracedValue(_InPlace, Proxy):
     _fields = frozenset({"node", "tracer", "structure", "_wait", "_result"})
 
 
-class TracedAttribute(_InPlace, Attribute):
+class TracedAttribute(_Mutating, Attribute):
     """An attribute of a traced value: `x.T`, `x.data`."""
 
     def __getattr__(self, name: str) -> TracedAttribute:

@@ -89,7 +89,7 @@ class AsWritten:
     """The calls that other threads made while a forward ran, and whose gradients would have to be pushed."""
     pending: list[_Watch] = field(default_factory=list)
     """The watches of forwards that were called by their own name; whether these have ended is only seen on request."""
-    told: bool = False
+    warned: bool = False
 
     def settle(self) -> None:
         """Note the pushes of forwards that were called by their own name and have ended."""
@@ -108,9 +108,9 @@ class AsWritten:
     def tell(self) -> None:
         """Warn, once, if gradients of remote results are pushed nowhere."""
         lost = [name for name, declared in self.calls.items() if not declared]
-        if self.told or not (lost or self.elsewhere):
+        if self.warned or not (lost or self.elsewhere):
             return
-        self.told = True
+        self.warned = True
         problems = []
         if lost:
             problems.append(

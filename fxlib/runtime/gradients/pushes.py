@@ -181,8 +181,8 @@ def _raise_first(pushes: Sequence[Push], outcomes: Mapping[Push, Any]) -> None:
     except Exception as error:
         behind = [push for push in pushes[pushes.index(failed) + 1 :] if push in outcomes]
         if made := [push for push in behind if not _is_failure(outcomes[push])]:
-            told = ", ".join(f"{push.call.gradient} on {push.server!r} (call {push.call.index})" for push in made)
-            error.add_note(f"fxlib.push_gradients: pushes behind the one that failed were made with it: {told}")
+            others = ", ".join(f"{push.call.gradient} on {push.server!r} (call {push.call.index})" for push in made)
+            error.add_note(f"fxlib.push_gradients: pushes behind the one that failed were made with it: {others}")
         raise
 
 
@@ -316,9 +316,9 @@ class PushMessage:
             return dict(zip([push for (push,) in self._chains], answer, strict=True))
         answers = [answer] if len(self._chains) == 1 else answer
         found: dict[Push, Any] = {}
-        for chain, told in zip(self._chains, answers, strict=True):
+        for chain, answer in zip(self._chains, answers, strict=True):
             # A chain of one is the call itself; in longer ones, the outcomes end with the first failure.
-            found |= zip(chain, [told] if len(chain) == 1 or batch.failed(told) else told, strict=False)
+            found |= zip(chain, [answer] if len(chain) == 1 or batch.failed(answer) else answer, strict=False)
         return found
 
     def _send(self) -> operators.Future:

@@ -118,15 +118,15 @@ class GuardedCodeGen(_PyTreeCodeGen):
         """Return in words why the graph is not made for these arguments; empty if it is made for them."""
         if (modes := autocast_modes()) != self.guards.autocast:
             return f"autocast is {_modes_in_words(modes)}, and was {_modes_in_words(self.guards.autocast)} at capture"
-        nest = self._nested(args, kwargs)
-        if isinstance(nest, str):
-            return nest
+        structure = self._nested(args, kwargs)
+        if isinstance(structure, str):
+            return structure
         leaves: list[Any] = []
-        if self._flatten is None or not self._flatten(nest, leaves):
-            leaves, found = pytree.tree_flatten(nest)
+        if self._flatten is None or not self._flatten(structure, leaves):
+            leaves, found = pytree.tree_flatten(structure)
             if not _alike(found, self.pytree_info.in_spec):
-                told = f"{found} and not {self.pytree_info.in_spec}"
-                return f"the arguments are nested otherwise than at capture: {told}"
+                problem = f"{found} and not {self.pytree_info.in_spec}"
+                return f"the arguments are nested otherwise than at capture: {problem}"
         metadata = _metadata_of(leaves)
         if metadata is None or metadata not in self._fitted:
             try:
@@ -153,8 +153,8 @@ class GuardedCodeGen(_PyTreeCodeGen):
             return f"{len(args)} positional arguments were given, and {positional} at capture"
         if given.keys() != set(names):
             return f"the arguments {_listed(given)} were given, and {_listed(names)} at capture"
-        by_place = tuple(given[name] for name in names[:positional])
-        return by_place, {name: given[name] for name in names[positional:]}
+        by_position = tuple(given[name] for name in names[:positional])
+        return by_position, {name: given[name] for name in names[positional:]}
 
     def _unlike(self, leaves: Sequence[Any]) -> str:
         pairs = list(zip(leaves, self.guards.leaves, strict=True))
@@ -178,8 +178,8 @@ class GuardedCodeGen(_PyTreeCodeGen):
 
     def _name(self, index: int) -> str:
         info = self.pytree_info
-        nest = pytree.tree_unflatten(list(range(info.in_spec.num_leaves)), info.in_spec)
-        for name, value in zip(info.orig_args, (*nest[0], *nest[1].values()), strict=True):
+        structure = pytree.tree_unflatten(list(range(info.in_spec.num_leaves)), info.in_spec)
+        for name, value in zip(info.orig_args, (*structure[0], *structure[1].values()), strict=True):
             for path, leaf in pytree.tree_leaves_with_path(value):
                 if leaf == index:
                     return name + pytree.keystr(path)
@@ -196,15 +196,15 @@ def _metadata_of(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
         if len(tensors) + len(plain) < len(leaves):
             return None
     first: dict[int, int] = {}  # the first position of each tensor, which may be given twice
-    places = list(map(first.setdefault, map(id, tensors), itertools.count()))
-    own = tensors if len(first) == len(tensors) else [tensors[place] for place in first.values()]
+    firsts = list(map(first.setdefault, map(id, tensors), itertools.count()))
+    own = tensors if len(first) == len(tensors) else [tensors[index] for index in first.values()]
     if any(map(torch.Tensor.is_conj, own)) or any(map(torch.Tensor.is_neg, own)):
         return None
     try:
         strides = list(map(torch.Tensor.stride, own))
     except RuntimeError:  # one tensor is sparse
         return None
-    return (kinds, *plain, *map(_METADATA, own), *strides, *places)
+    return (kinds, *plain, *map(_METADATA, own), *strides, *firsts)
 
 
 def _flattener(spec: pytree.TreeSpec) -> Callable[[Any, list[Any]], bool] | None:
@@ -344,8 +344,8 @@ def _tensor_misfit(leaf: Any, guard: TensorGuard, sizes: Mapping[str, int]) -> s
 
 
 def _identity_misfit(now: str | None, then: str | None) -> str:
-    told = [f"the same tensor as {other}" if other else "a tensor of its own" for other in (now, then)]
-    return f"is {told[0]}, and was {told[1]} at capture"
+    kinds = [f"the same tensor as {other}" if other else "a tensor of its own" for other in (now, then)]
+    return f"is {kinds[0]}, and was {kinds[1]} at capture"
 
 
 def repeated(leaves: Iterable[Any]) -> dict[int, int]:

@@ -62,7 +62,7 @@ class _Columns:
         self._cells = _Column(attrgetter("cell_contents"))
         self._others: list[Fact] = []
         for fact in facts:
-            self._place(fact)
+            self._register(fact)
         columns = (self._types, self._bases, self._codes, self._defaults, self._keyword_defaults, self._cells)
         used = [each for each in columns if each.owners]
         # This joins their passes: a step that waits for servers finds little of the code in the processor's caches.
@@ -84,11 +84,11 @@ class _Columns:
                 return False
         return not self._others or all(each.holds() for each in self._others)
 
-    def _place(self, fact: Fact) -> None:
+    def _register(self, fact: Fact) -> None:
         """Add a fact to the columns in which it is compared fastest."""
         kind, owner, value = fact.kind, fact.owner, fact.value
         if kind in (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS):
-            self._place_entry(fact)
+            self._register_entry(fact)
         elif kind in (Kind.TYPE, Kind.BASES, Kind.CODE, Kind.LENGTH):
             columns = {
                 Kind.TYPE: self._types,
@@ -98,7 +98,7 @@ class _Columns:
             }
             _add(columns[kind], owner, value)
         elif kind is Kind.CONTENTS and isinstance(owner, dict):
-            self._place_dict(owner, value)
+            self._register_dict(owner, value)
         elif kind is Kind.CONTENTS and isinstance(owner, (list, deque)):
             _add(self._lengths, owner, len(value))
             if value:  # the length of an empty one says everything
@@ -111,7 +111,7 @@ class _Columns:
         else:
             self._others.append(fact)
 
-    def _place_dict(self, owner: dict[Any, Any], items: Sequence[tuple[Any, Any]]) -> None:
+    def _register_dict(self, owner: dict[Any, Any], items: Sequence[tuple[Any, Any]]) -> None:
         keys = [key for key, _ in items]
         if type(owner) is dict:
             self._entries.add_order(owner, keys)
@@ -121,7 +121,7 @@ class _Columns:
         for key, held in items:
             self._entries.add(owner, key, held)
 
-    def _place_entry(self, fact: Fact) -> None:
+    def _register_entry(self, fact: Fact) -> None:
         if fact.kind is Kind.ITEM:
             table = fact.owner
         elif fact.kind is Kind.CLASS:

@@ -138,11 +138,11 @@ class WeightAssumptions:
         """Return in words what has become of the weights on which the graph relies; empty if nothing has."""
         if not self._weights:
             return ""
-        tables, names, tensors, versions, addresses, memories = self._watched or self._watch(module)
+        tables, names, tensors, versions, addresses, storages = self._watched or self._watch(module)
         now: list[Any] = list(map(dict.get, tables, names))
         if not all(map(is_, now, tensors)):
             return "weights from which it was computed were replaced: optimize the model again"
-        moved = any(map(torch.UntypedStorage._expired, memories)) or list(map(torch.Tensor.data_ptr, now)) != addresses
+        moved = any(map(torch.UntypedStorage._expired, storages)) or list(map(torch.Tensor.data_ptr, now)) != addresses
         if moved or _versions(now) != versions:
             return "weights from which it was computed have changed: optimize the model again"
         if self._integer and torch.is_autocast_enabled("cpu"):
@@ -175,11 +175,11 @@ class WeightAssumptions:
         return self.copied(memo)
 
     def _watch(self, module: nn.Module) -> tuple[Sequence[Any], ...]:
-        places = [_place(module, name) for name in self._weights]
+        locations = [_location(module, name) for name in self._weights]
         marks = [self._noted[name] for name in self._weights]
         self._watched = (
-            [table for table, _ in places],
-            [name for _, name in places],
+            [table for table, _ in locations],
+            [name for _, name in locations],
             [mark.tensor for mark in marks],
             [mark.version for mark in marks],
             [mark.address for mark in marks],
@@ -214,7 +214,7 @@ def sources_of(node: Node) -> frozenset[str]:
     return frozenset(node.meta.get(FOLDED, (str(node.target),)))
 
 
-def _place(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+def _location(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """Return the table that holds a parameter, a buffer or a plain tensor, and its name there."""
     path, _, leaf = name.rpartition(".")
     owner = submodule(module, path) if path else module
@@ -227,12 +227,12 @@ def _place(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 def counter_of(module: nn.Module, name: str) -> tuple[str, ...]:
     """Return the name of the buffer that counts the updates of the statistics beside a weight, if there is one."""
     path, dot, _ = name.rpartition(".")
-    held = _place(module, name)[0].get(COUNTER)
+    held = _location(module, name)[0].get(COUNTER)
     return (f"{path}{dot}{COUNTER}",) if isinstance(held, torch.Tensor) else ()
 
 
 def _tensor(module: nn.Module, name: str) -> torch.Tensor:
-    table, leaf = _place(module, name)
+    table, leaf = _location(module, name)
     value = table.get(leaf)
     if not isinstance(value, torch.Tensor):
         raise FxlibError("the graph holds values computed from it, and the module has no such tensor", where=name)
