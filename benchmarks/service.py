@@ -7,8 +7,8 @@ from the moment at which a call was due. Floods come from a tenant of their own,
 calls a second: big messages (120 clients, each with Optimize requests of 5 MiB), open uploads (400 that stop midway),
 repeated requests (6 clients with one graph of 20,000 nodes that is refused), a storm of GetCapabilities, results of
 6 MiB, cached graphs (20 clients with a request that the cache answers, for a graph of 1 MiB) and live reports (20
-clients with figures of one job). Memory is the peak of the service's process, and of it with its checking processes,
-shared pages counting once.
+clients with figures of one job). Each load has a service of its own, and may be run alone, as a part. Memory is the
+peak of the service's process, and of it with its checking processes, shared pages counting once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Final, Self
@@ -527,55 +528,62 @@ def flood(name: str, target: Target, ready: Any) -> None:
     asyncio.run(FLOODS[name](target))
 
 
-async def flooded(target: Target, graph: bytes, figures: Figures, process: psutil.Process, *, quick: bool) -> None:
-    """An honest client's calls, to service and floor in turn, beside each flood."""
-    for name in FLOODS:
-        memory = Memory(process)
-        spawning = multiprocessing.get_context("spawn")
-        ready = spawning.Event()
-        flooding = spawning.Process(target=flood, args=(name, target, ready), daemon=True)
-        flooding.start()
-        try:
-            with memory.sampled():
-                await asyncio.to_thread(ready.wait)
-                await asyncio.sleep(3 if quick else 8)
-                blocks: dict[str, list[list[float]]] = {"service": [], "floor": []}
-                async with Caller(target, "honest") as honest, floor_call(target) as floor:
-                    for _ in range(1 if quick else 3):
-                        for arm, call in (("service", lambda: honest.optimize(graph=graph)), ("floor", floor)):
-                            blocks[arm].append(await at_rate(call, HONEST_RATE, 3 if quick else 6))
-        finally:
-            flooding.kill()
-            flooding.join()
-        for arm, found in blocks.items():
-            figures.latencies(f"flood: {name}", arm, found)
-        figures.add(f"flood: {name}", "service", "memory", "MiB", [memory.own])
-        figures.add(f"flood: {name}", "service", "memory with checks", "MiB", [memory.tree])
+async def flooded(
+    target: Target, graph: bytes, figures: Figures, process: psutil.Process, *, name: str, quick: bool
+) -> None:
+    """An honest client's calls, to service and floor in turn, beside a flood."""
+    memory = Memory(process)
+    spawning = multiprocessing.get_context("spawn")
+    ready = spawning.Event()
+    flooding = spawning.Process(target=flood, args=(name, target, ready), daemon=True)
+    flooding.start()
+    try:
+        with memory.sampled():
+            await asyncio.to_thread(ready.wait)
+            await asyncio.sleep(3 if quick else 8)
+            blocks: dict[str, list[list[float]]] = {"service": [], "floor": []}
+            async with Caller(target, "honest") as honest, floor_call(target) as floor:
+                for _ in range(1 if quick else 3):
+                    for arm, call in (("service", lambda: honest.optimize(graph=graph)), ("floor", floor)):
+                        blocks[arm].append(await at_rate(call, HONEST_RATE, 3 if quick else 6))
+    finally:
+        flooding.kill()
+        flooding.join()
+    for arm, found in blocks.items():
+        figures.latencies(f"flood: {name}", arm, found)
+    figures.add(f"flood: {name}", "service", "memory", "MiB", [memory.own])
+    figures.add(f"flood: {name}", "service", "memory with checks", "MiB", [memory.tree])
 
 
-async def all_loads(target: Target, processes: dict[str, psutil.Process], *, quick: bool) -> list[Row]:
-    """Measure everything on one service."""
+async def one_load(name: str, target: Target, processes: dict[str, psutil.Process], *, quick: bool) -> list[Row]:
+    """Measure one load."""
     process = processes["service"]
     figures, graph, memory = Figures(), small_graph(), Memory(process)
     await prepare(target, graph)
-    await cached_optimize(target, graph, figures, processes, quick=quick)
-    await launchers(target, graph, figures, quick=quick)
-    with memory.sampled():
-        await watchers(target, graph, figures, memory, quick=quick)
-    await flooded(target, graph, figures, process, quick=quick)
+    match name:
+        case "cached":
+            await cached_optimize(target, graph, figures, processes, quick=quick)
+        case "launchers":
+            await launchers(target, graph, figures, quick=quick)
+        case "watchers":
+            with memory.sampled():
+                await watchers(target, graph, figures, memory, quick=quick)
+        case _:
+            await flooded(target, graph, figures, process, name=name, quick=quick)
     return figures.rows
 
 
-def measure(quick: bool) -> list[Row]:
-    """Run the service and the floor on one core, and everything else on another."""
+def measure(name: str, quick: bool) -> list[Row]:
+    """Run a service and the floor on one core, and a load, by its name, on another."""
     before = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (target, processes):
         os.sched_setaffinity(0, {CLIENT_CORE})
         try:
-            return asyncio.run(all_loads(target, processes, quick=quick))
+            return asyncio.run(one_load(name, target, processes, quick=quick))
         finally:
             os.sched_setaffinity(0, before)
 
 
 if __name__ == "__main__":
-    main("service", measure, about=__doc__ or "")
+    loads = ("cached", "launchers", "watchers", *FLOODS)
+    main("service", {name: partial(measure, name) for name in loads}, about=__doc__ or "")
