@@ -174,8 +174,36 @@ def test_layers_that_move_the_results_too_far_stay_in_float() -> None:
         for seed in (2, 3):
             assert relative_error(rewrite.module(images(4, seed)), model(images(4, seed))) <= bound * 1.2
     left = next(each for each in rewrite.passes if each.name == "quantize").declined
-    shares = [float(each.detail.split()[0]) for each in left if "by itself" in each.detail]
+    shares = [float(each.detail.split()[0]) for each in left if "alone" in each.detail]
+    assert shares
     assert shares == sorted(shares)
+
+
+class Weighed(nn.Module):
+    """Four layers of one input, two of which have at least a hundred times the share of the others in the results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.third = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second, self.fourth = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) + self.second(x) * 200.0 + self.third(x) + self.fourth(x) * 100.0
+
+
+def test_two_layers_each_beyond_the_bound_stay_in_float_with_the_error_of_each() -> None:
+    model, batch = Weighed().eval(), rows(32, 64)
+    bound = 2e-4
+    rewrite = quantized(model, workload(batch), bound)
+    left = next(each for each in rewrite.passes if each.name == "quantize").declined
+    assert [(each.node, each.reason.name) for each in left] == [
+        ("fourth", "ERROR_BOUND"), ("second", "ERROR_BOUND")
+    ]  # fmt: skip
+    alone = [float(each.detail.split()[0]) for each in left]
+    assert bound < alone[0] < alone[1]
+    assert changes(rewrite, "quantize") == 2
+    with torch.no_grad():
+        assert 0.0 < relative_error(graph_runs(rewrite)(batch), model(batch)) <= bound
 
 
 def test_a_bound_of_zero_leaves_all_in_float() -> None:
