@@ -37,6 +37,7 @@ _WIDE = {torch.complex64: torch.complex128, torch.complex32: torch.complex128} |
     (torch.float32, torch.float16, torch.bfloat16), torch.float64
 )
 _CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16})
+_COPIES = frozenset({torch.Tensor.__deepcopy__})
 
 
 def in_float64(module: nn.Module, batches: Sequence[CallArguments], *, grad: bool) -> dict[str, object]:
@@ -108,7 +109,7 @@ class _Widening(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _CASTS:
             return args[0].double()
-        if func is torch.Tensor.__deepcopy__:  # it is handed all that was copied before
+        if func in _COPIES:  # which are handed all that was copied before
             return func(*args, **kwargs or {})
         dtypes = pytree.tree_map_only(torch.dtype, _wide, (tuple(args), dict(kwargs or {})))
         return func(*dtypes[0], **dtypes[1])
