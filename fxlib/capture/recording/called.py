@@ -13,6 +13,7 @@ anew (a tensor, a list, an object), is refused.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import importlib
 import inspect
@@ -36,7 +37,7 @@ from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.argument_assumptions import ArgumentAssumptions
 from fxlib.capture.recording.context_managers import decorates_with
-from fxlib.capture.recording.observations import Observations, is_torch
+from fxlib.capture.recording.observations import Observations
 from fxlib.capture.recording.observers import (
     HEAP_TYPE,
     LRU_CACHE,
@@ -47,9 +48,10 @@ from fxlib.capture.recording.observers import (
     is_instrumented,
     is_observed,
 )
+from fxlib.capture.recording.parts import is_torch
 from fxlib.capture.recording.record import STATELESS, VALUES, Record
 from fxlib.capture.recording.sent_objects import SentObjects
-from fxlib.runtime.guards.capture_facts import GRAD_MODE, Kind, attributes_of, class_items, is_memory
+from fxlib.runtime.guards.capture_facts import GRAD_MODE, Kind, attributes_of, class_items, context_items, is_memory
 from fxlib.runtime.guards.dict_entries import Mark
 
 _WRAPPERS: tuple[type, ...] = (
@@ -63,6 +65,9 @@ _READS_NOTHING = frozenset(
     | {staticmethod, classmethod, functools.update_wrapper, functools.wraps}
 )
 """Functions that read nothing from their arguments."""
+_MAKES_TEXT = frozenset({repr, ascii, format})
+_ATTRIBUTE_METHODS = frozenset({"__getattribute__", "__getattr__", "__setattr__", "__delattr__"})
+_TEXT_METHODS = frozenset({"__repr__", "__str__", "__format__"})
 _WRITES_OUT = frozenset({print})
 _BY_IDENTITY = frozenset({weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet})
 _OF_CLASSES = frozenset({isinstance, issubclass, callable})
@@ -85,7 +90,7 @@ _SHALLOW_METHODS = frozenset(
     | {"keys", "values", "items", "update", "add", "discard", "rotate", "__len__", "__iter__", "__getitem__", "__or__"}
 )
 """Methods of containers that neither compare the elements nor read anything inside them."""
-_QUESTIONS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "are_", "device_count", "current_")
+_QUESTIONS = ("is_", "_is_", "get_", "_get_", "has_", "_has_", "are_", "device_count", "current_", "initial_seed")
 """Prefixes of the names of torch functions that return a setting."""
 _TRACING = frozenset({"is_compiling", "is_dynamo_compiling", "is_exporting", "is_fx_tracing", "is_fx_symbolic_tracing"})
 """Torch functions that tell whether a graph is being made; in a run, they return False."""
@@ -235,6 +240,9 @@ class Calls:
             return
         shallow = kind in _SHALLOW or kind.__module__ == "itertools"
         shallow |= kind in (map, filter) and is_a(operands[0], (FunctionType, MethodType))
+        if kind is str and operands:
+            self._observations.formatted(operands[0])
+        self._made_by_class(kind)
         for each in operands:
             self._refuse_unseen(each, operands)
             if shallow or (kind is dict and is_a(each, dict)):
@@ -252,6 +260,15 @@ class Calls:
                 hint="Make it before, and keep it as an attribute of the model.",
             )
 
+    def _made_by_class(self, kind: type) -> None:
+        """Handle what making an instance reads of a class: a generated `__new__`, or the class of an enum's members."""
+        if is_a(kind.__new__, FunctionType) and not is_instrumented(kind.__new__.__code__):
+            self._observations.signature(kind.__new__)
+        if self._observations.on_class("__call__", type(kind)) is not type.__call__ and type(kind) is not type:
+            self._observations.class_contents(kind)
+        if is_torch(kind.__module__) and (issubclass(kind, torch.Tensor) or not kind.__flags__ & HEAP_TYPE):
+            self._observations.asked(torch.get_default_dtype, ())
+
     def _contents_of_argument(self, value: Any) -> None:
         if is_a(value, BuiltinFunctionType):
             self._observations.deep(value)
@@ -262,12 +279,11 @@ class Calls:
         """Handle the call of a method that is written in C."""
         if is_a(owner, VALUES):
             return
-        if name in ("__getattribute__", "__getattr__") and operands and is_a(operands[0], str):
-            self._observations.attribute(operands[0], owner)
+        if name in _ATTRIBUTE_METHODS and operands and is_a(operands[0], str):
+            self._by_method(owner, name, operands[0])
             return
-        if name in ("__setattr__", "__delattr__") and operands and is_a(operands[0], str):
-            self._observations.stored(operands[0], owner)
-            return
+        if name in _TEXT_METHODS:
+            self._observations.formatted(owner)
         if is_a(owner, dict) and name in _ITEM_METHODS and operands:
             self._arguments.looked_up(operands[0], owner)
             self._observations.item_stored(owner, operands[0]) if self._record.knows(owner) else None
@@ -287,6 +303,12 @@ class Calls:
             )
         for each in operands:
             self._observations.deep(each)
+
+    def _by_method(self, owner: Any, method: str, name: str) -> None:
+        if method in ("__getattribute__", "__getattr__"):
+            self._observations.attribute(name, owner)
+        else:
+            self._observations.stored(name, owner)
 
     def _leaf(self, function: Any, operands: tuple[Any, ...]) -> Any:
         """Handle the call of a function that is not observed: torch's, Python's, or one in C."""
@@ -335,8 +357,17 @@ class Calls:
             self._observations.weak(operands[0])
         if module == "inspect":
             self._inspected(operands)
+        if function is contextvars.copy_context:
+            self._observations.asked(context_items, ())
+        if function in _MAKES_TEXT and operands:
+            self._observations.formatted(operands[0])
         if function is vars and operands and is_a(operands[0], type):
             self._observations.asked(class_items, operands)
+        elif function is dir and operands:
+            self._observations.class_contents(operands[0] if is_a(operands[0], type) else type(operands[0]), names=True)
+        elif is_a(function, FunctionType) and module.partition(".")[0] in sys.stdlib_module_names:
+            for each in operands:
+                self._observations.class_contents(each, names=True) if is_a(each, type) else None
         elif function is vars and operands:
             self._record.see(attributes_of(operands[0])) if self._record.knows(operands[0]) else None
             self._observations.deep(attributes_of(operands[0]))
@@ -424,6 +455,8 @@ class Calls:
             self._observations.class_of(value)
             self._observations.on_class("__call__", type(value))
         else:
+            if is_a(value, type):
+                self._observations.bases(value)
             for each in kinds if is_a(kinds, tuple) else (kinds,):
                 if type(each) is not type:
                     self._observations.asked(issubclass, (value, each))
@@ -468,7 +501,7 @@ class Calls:
         elif name.startswith(_QUESTIONS) and all(type(each) in STATELESS for each in operands):
             with suspended(), contextlib.suppress(Exception):  # the call itself will raise it
                 answer = function(*operands)
-                if type(answer) in STATELESS:
+                if all(type(each) in STATELESS for each in (answer if type(answer) is tuple else (answer,))):
                     self._record.fact(Kind.QUESTION, function, operands, answer)
         else:
             for each in operands:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib.util
-import operator
 import sys
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextvars import Context
 from types import (
     BuiltinFunctionType,
     CellType,
     FrameType,
     FunctionType,
-    MappingProxyType,
-    MemberDescriptorType,
     MethodType,
     ModuleType,
     UnionType,
@@ -42,7 +39,8 @@ from fxlib.capture.recording.observers import (
     is_instrumented,
     is_observed,
 )
-from fxlib.capture.recording.record import METHOD_WRAPPER, STATELESS, VALUES, Record
+from fxlib.capture.recording.parts import behind, elements, is_torch, slots_of
+from fxlib.capture.recording.record import STATELESS, VALUES, Record
 from fxlib.runtime.guards.capture_facts import (
     Fact,
     Kind,
@@ -50,16 +48,13 @@ from fxlib.runtime.guards.capture_facts import (
     class_items,
     computed,
     contents_of,
+    context_items,
     is_array,
     is_container,
+    print_settings,
 )
 from fxlib.runtime.guards.dict_entries import Mark
 
-_SEEN_THROUGH: tuple[type, ...] = (
-    *(MappingProxyType, type({}.keys()), type({}.values()), type({}.items()), functools.partial),
-    *(type(OrderedDict().keys()), type(OrderedDict().values()), type(OrderedDict().items())),
-    *(operator.itemgetter, operator.methodcaller),
-)
 _TABLES = ("_parameters", "_buffers", "_modules")
 MACHINERY = frozenset(
     {"threading", "_thread", "queue", "_queue", "logging", "weakref", "_weakref", "concurrent", "socket", "_socket"}
@@ -160,7 +155,7 @@ class Observations:
 
     def _attribute_of_super(self, name: str, owner: Any) -> None:
         kind = owner.__self_class__
-        self._bases(kind)
+        self.bases(kind)
         order = kind.__mro__
         for base in order[order.index(owner.__thisclass__) + 1 :]:
             found = base.__dict__.get(name, Mark.ABSENT)
@@ -169,7 +164,8 @@ class Observations:
             if found is not Mark.ABSENT:
                 return
 
-    def _bases(self, kind: type) -> None:
+    def bases(self, kind: type) -> None:
+        """Handle a read of what a class derives from."""
         if kind.__flags__ & HEAP_TYPE:
             self._record.fact(Kind.BASES, kind, None, kind.__mro__)
 
@@ -189,7 +185,7 @@ class Observations:
         if name == "__dict__":
             self.asked(class_items, (owner,))
             return
-        self._bases(owner)
+        self.bases(owner)
         self.on_class(name, type(owner))  # where a property would take precedence
         for base in owner.__mro__:
             if base.__flags__ & HEAP_TYPE:
@@ -208,7 +204,7 @@ class Observations:
     def on_class(self, name: str, kind: type) -> Any:
         """Return what an object's class or a base class has under a name, and note a fact for each class searched."""
         if (kind, name) not in self._looked_up:
-            self._bases(kind)
+            self.bases(kind)
             found: Any = Mark.ABSENT
             for base in kind.__mro__:
                 found = base.__dict__.get(name, Mark.ABSENT)
@@ -312,7 +308,7 @@ class Observations:
             self.item(container, key)
         elif not is_a(container, VALUES):
             self._looked_into(container, "__contains__", "__iter__", "__getitem__")
-            for each in _elements(container):
+            for each in elements(container):
                 self._compared(each)
         self._compared(key)
 
@@ -327,6 +323,8 @@ class Observations:
     def _looked_into(self, value: Any, *methods: str) -> Fact | None:
         """Note everything that those of a value's methods that are not observed may read."""
         kind = type(value)
+        if is_a(value, type):
+            self._class_looked_into(value, *methods)
         if kind in STATELESS or is_a(value, (*VALUES, type, nn.Module, tuple)) or not self._record.knows(value):
             return None
         if kind.__module__ in ("weakref", "_weakrefset"):
@@ -350,6 +348,25 @@ class Observations:
                 break
         return None
 
+    def _class_looked_into(self, kind: type, *methods: str) -> None:
+        """Note what those methods that a class has from its own class, as that of an enum, may read of it."""
+        if type(kind) is type:
+            return
+        found = [each for each in (self.on_class(name, type(kind)) for name in methods) if each is not Mark.ABSENT]
+        if any(not any(is_observed(inner.__code__) for inner in functions_in(each)) for each in found):
+            self.class_contents(kind)
+
+    def class_contents(self, kind: type, *, names: bool = False) -> None:
+        """Handle a read of all that a class and its bases hold, but torch's; with `names`, also of what is there."""
+        self.bases(kind)
+        for base in kind.__mro__:
+            if base.__flags__ & HEAP_TYPE and not is_torch(base.__module__):
+                if names:
+                    self.asked(class_items, (base,))
+                for name, value in class_items(base):
+                    self._record.fact(Kind.CLASS, base, name, value)
+                    self.deep(value)
+
     def length(self, value: Any) -> None:
         """Handle the read of a container's length, or a test of whether it is empty."""
         if type(value) not in (list, dict, set, deque):
@@ -366,15 +383,19 @@ class Observations:
         if kind in STATELESS or is_a(value, (*VALUES, ModuleType, nn.Module)):
             return
         seen = set() if seen is None else seen
+        if kind is Context:
+            self.asked(context_items, (value,))
         if id(value) in seen or kind.__module__.partition(".")[0] in MACHINERY:
             return
         seen.add(id(value))
         self.class_of(value)
         self.special(kind)
+        if kind.__module__ == "decimal":
+            self._decimal_context()
         known = self._record.knows(value)
         if is_container(value) and known and (fact := self.contents(value)) is not None:
             fact.where = fact.where or self.writer
-        for each in (*_elements(value), *behind(value)):
+        for each in (*elements(value), *behind(value)):
             self._record.see(each) if known else None
             self.deep(each, seen)
         for name in slots_of(kind):
@@ -433,8 +454,6 @@ class Observations:
                 self._record.method_of_tensors(*_OPERATORS)
             if type(value) not in STATELESS:
                 self.deep(value)
-                if type(value).__module__ == "decimal":
-                    self._decimal_context()
 
     def _decimal_context(self) -> None:
         context = sys.modules["decimal"].getcontext
@@ -475,11 +494,19 @@ class Observations:
             fact = self._record.fact(Kind.DEFAULTS, function, function.__name__, None)
             fact.value = (function.__defaults__, function.__kwdefaults__)
             self.deep(function.__kwdefaults__)
-            self.attribute("__annotations__", function)
+            for name in ("__annotations__", "__signature__", "__wrapped__"):
+                self.attribute(name, function)
 
     def formatted(self, value: Any, *_: Any) -> None:
-        """Handle the formatting of a value as text."""
+        """Handle the making of text from a value."""
         self.operands(value)
+        for each in (value, *elements(value)):
+            kind = type(each)
+            if is_array(each) or issubclass(kind, torch.Tensor):
+                self.asked(print_settings, ())
+            elif kind.__flags__ & HEAP_TYPE and not issubclass(kind, VALUES):
+                self._names(kind)
+                self.attribute("__name__", kind)
 
     def entered(self, manager: Any) -> None:
         """Handle the entry of a context manager."""
@@ -504,6 +531,8 @@ class Observations:
         if is_a(value, torch.Tensor) and torch.Tensor in _flat(kinds):
             return
         self.class_of(value)
+        if not is_a(value, VALUES):
+            self.bases(type(value))
         for kind in _flat(kinds):
             asks = self.on_class("__instancecheck__", type(kind))
             if asks is type.__dict__["__instancecheck__"] or is_torch(kind.__module__) or is_a(value, VALUES):
@@ -572,40 +601,9 @@ def _observed_scope() -> dict[str, Any]:
     return {} if frame is None else frame.f_globals
 
 
-def _elements(value: Any) -> Iterator[Any]:
-    if is_a(value, dict):
-        yield from list(dict.values(value))
-    elif is_a(value, (list, tuple, set, frozenset, deque)):
-        yield from list(value)
-    elif is_array(value) and value.dtype == object:
-        yield from value.flat
-
-
-def behind(value: Any) -> Iterator[Any]:
-    """Yield the objects behind a value of a C class: the dict of a view, or the function and arguments of a partial."""
-    if is_a(value, _SEEN_THROUGH):
-        yield from gc.get_referents(value)
-    elif type(value) in (BuiltinFunctionType, METHOD_WRAPPER):
-        yield value.__self__
-    elif is_a(value, memoryview):
-        yield value.obj
-
-
 def _flat(kinds: Any) -> Iterator[type]:
     if is_a(kinds, (tuple, UnionType)):
         for each in kinds if is_a(kinds, tuple) else kinds.__args__:
             yield from _flat(each)
     elif is_a(kinds, type):
         yield kinds
-
-
-def slots_of(kind: type) -> Iterator[str]:
-    """Yield the names of the attributes that instances of a class keep in slots."""
-    for base in kind.__mro__ if kind.__flags__ & HEAP_TYPE else ():
-        if base.__flags__ & HEAP_TYPE and not is_torch(base.__module__):
-            yield from (name for name, each in base.__dict__.items() if type(each) is MemberDescriptorType)
-
-
-def is_torch(module: str) -> bool:
-    """Return whether a module of this name belongs to torch."""
-    return module.partition(".")[0] == "torch"

@@ -37,6 +37,8 @@ _PLUMBING = frozenset(
 """Methods of nn.Module whose reads are known, or are not the forward's."""
 _MODULES = (f"{source.TORCH}nn/modules/", f"{source.TORCH}nn/utils/parametri")
 """Beginnings of the paths of the code of torch's own modules, and of the parametrizations of their weights."""
+_SETTINGS = f"{source.TORCH}backends/"
+"""Beginning of the paths of the code with which torch answers for its settings."""
 _TORCHS_LIBRARIES = frozenset(
     {"numpy", "sympy", "mpmath", "networkx", "optree", "jinja2", "filelock", "fsspec", "typing_extensions"}
 )
@@ -304,6 +306,8 @@ def is_observed(code: CodeType | None) -> bool:
 def _observed(file: str, name: str) -> bool:
     if file.startswith(_MODULES):
         return name not in _PLUMBING
+    if file.startswith(_SETTINGS):
+        return True
     if file.startswith(_NOT_OBSERVED) or source.GENERATED in file:
         return False
     library = file.rpartition("-packages/")[2].partition("/")[0].removesuffix(".py")
@@ -313,7 +317,7 @@ def _observed(file: str, name: str) -> bool:
 def _is_users(code: CodeType) -> bool:
     """Return whether code is a function's, and neither torch's nor run by the import of a module."""
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
-    return is_function and is_observed(code) and not code.co_filename.startswith(_MODULES)
+    return is_function and is_observed(code) and not code.co_filename.startswith((*_MODULES, _SETTINGS))
 
 
 def code_of(function: Any) -> CodeType | None:

@@ -24,8 +24,9 @@ from torch.distributed import rpc
 
 from fxlib.capture import source
 from fxlib.capture.handled_errors import capture_error
-from fxlib.capture.recording.observations import MACHINERY, behind, slots_of
+from fxlib.capture.recording.observations import MACHINERY
 from fxlib.capture.recording.observers import HEAP_TYPE, is_a
+from fxlib.capture.recording.parts import behind, slots_of
 from fxlib.capture.recording.record import STATELESS, VALUES
 from fxlib.errors import CaptureError
 from fxlib.runtime.guards.capture_facts import attributes_of, computed, contents_of, is_array, same

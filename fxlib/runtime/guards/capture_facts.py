@@ -12,6 +12,7 @@ import sys
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
@@ -281,6 +282,18 @@ def attributes_of(owner: Any) -> dict[str, Any]:
 def class_items(kind: type) -> tuple[tuple[str, Any], ...]:
     """Return the attributes that a class has itself, with their names."""
     return tuple(kind.__dict__.items())
+
+
+def context_items(context: Context | None = None) -> tuple[tuple[ContextVar[Any], Any], ...]:
+    """Return the context variables that are set in a context, by default the present one, with their values."""
+    return tuple((copy_context() if context is None else context).items())
+
+
+def print_settings() -> tuple[tuple[str, Any], ...]:
+    """Return the settings of torch and NumPy by which tensors and arrays become text."""
+    numpy = sys.modules.get("numpy")
+    others = {} if numpy is None else numpy.get_printoptions()
+    return (*vars(torch._tensor_str.PRINT_OPTS).items(), *others.items())
 
 
 def contents_of(container: Any) -> Any:
