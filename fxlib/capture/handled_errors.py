@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FrameType
 
@@ -23,6 +24,7 @@ NOT_OF_TENSORS = frozenset(
 """Names of the exceptions that no operation on tensors raises."""
 OF_TYPES = NOT_OF_TENSORS | {"TypeError", "NotImplementedError"}
 """Names of the exceptions that no operation on tensors raises if the tensors' classes, dtypes and sizes are known."""
+_OTHER_LOADS = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "CHECK_EG_MATCH"})
 _ENDS = ("RERAISE", "POP_EXCEPT")
 
 
@@ -58,9 +60,14 @@ def unswallowed() -> Iterator[None]:
         raise errors[0]
 
 
-def refuse_guarded(frame: FrameType | None, end: FrameType | None, *, never_raised: Collection[str]) -> None:
-    """Refuse work whose errors the program handles: a graph cannot catch what only a run raises."""
-    if place := guarding_handler(frame, end, never_raised=never_raised):
+def refuse_guarded(
+    frame: FrameType | None, end: FrameType | None, *, never_raised: Collection[str], torchs: bool = False
+) -> None:
+    """Refuse work whose errors the program handles: a graph cannot catch what only a run raises.
+
+    `torchs` says that the work is torch's own, which raises no exceptions of the program's classes.
+    """
+    if place := guarding_handler(frame, end, never_raised=never_raised, torchs=torchs):
         raise capture_error(
             "an except guards what is computed here, and a graph cannot catch what only a run raises",
             where=place,
@@ -69,7 +76,11 @@ def refuse_guarded(frame: FrameType | None, end: FrameType | None, *, never_rais
 
 
 def guarding_handler(
-    frame: FrameType | None, end: FrameType | None, *, never_raised: Collection[str] = frozenset()
+    frame: FrameType | None,
+    end: FrameType | None,
+    *,
+    never_raised: Collection[str] = frozenset(),
+    torchs: bool = False,
 ) -> str:
     """Return file:line of the user's innermost running statement in a `try` with an `except`, or "" if there is none.
 
@@ -77,29 +88,43 @@ def guarding_handler(
         frame: the innermost frame.
         end: the frame at which the user's frames end.
         never_raised: names of exceptions; a handler of these alone does not count.
+        torchs: whether a handler of the program's own exceptions does not count, either.
     """
     while frame is not None and frame is not end:
         code = frame.f_code
-        if source.is_users(code) and handles(code, frame.f_lasti, frame.f_globals, never_raised=never_raised):
+        if source.is_users(code) and handles(
+            code, frame.f_lasti, frame.f_globals, never_raised=never_raised, torchs=torchs
+        ):
             return f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-def handles(code: CodeType, place: int, scope: Collection[str], *, never_raised: Collection[str]) -> bool:
-    """Return whether an `except` guards the instruction at an offset; names in `scope` are not builtin exceptions."""
+def handles(
+    code: CodeType, place: int, scope: Mapping[str, object], *, never_raised: Collection[str], torchs: bool = False
+) -> bool:
+    """Return whether an `except` guards the instruction at an offset; `scope` are the global variables."""
+
+    def never(name: str) -> bool:
+        return torchs and _is_own(scope[name]) if name in scope else name in never_raised
+
     return any(
-        start <= place < stop and not (names and names.issubset(never_raised) and names.isdisjoint(scope))
-        for start, stop, names in _guarded(code)
+        start <= place < stop and not (names and all(map(never, names))) for start, stop, names in _guarded(code)
     )
+
+
+def _is_own(kind: object) -> bool:
+    """Return whether a value is a class of exceptions that neither Python nor torch has, and so never raises."""
+    package = getattr(kind, "__module__", "").partition(".")[0]
+    known = package in ("torch", "numpy", "fxlib") or package in sys.stdlib_module_names
+    return isinstance(kind, type) and issubclass(kind, BaseException) and not known
 
 
 @functools.lru_cache(maxsize=1024)
 def _guarded(code: CodeType) -> tuple[tuple[int, int, frozenset[str]], ...]:
     """Return the ranges of the code that a `try` with an `except` guards; `with` and `finally` only pass exceptions on.
 
-    Each range comes with the names of the classes that its handler catches, if operations on tensors raise none of
-    them.
+    Each range comes with the names of the classes that its handler catches, if all are named by global variables.
     """
     instructions = list(dis.get_instructions(code))
     place = {instruction.offset: index for index, instruction in enumerate(instructions)}
@@ -113,17 +138,17 @@ def _guarded(code: CodeType) -> tuple[tuple[int, int, frozenset[str]], ...]:
 
 
 def _caught(handler: list[dis.Instruction]) -> frozenset[str]:
-    """Return the names of the classes that a handler catches, if operations on tensors surely raise none of them."""
+    """Return the names of the classes that a handler catches; none if it gets a class in another way."""
     found: set[str] = set()
     waiting: set[str] = set()
     for each in handler:
         if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             waiting.add(each.argval)
         elif each.opname == "CHECK_EXC_MATCH":
-            if not waiting or not waiting <= OF_TYPES:
+            if not waiting or not waiting.isdisjoint(_OTHER_LOADS):
                 return frozenset()
             found, waiting = found | waiting, set()
-        elif each.opname in ("LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "CHECK_EG_MATCH"):
+        elif each.opname in _OTHER_LOADS:
             waiting.add(each.opname)
         elif each.opname == "POP_EXCEPT":
             waiting = set()

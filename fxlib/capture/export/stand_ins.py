@@ -106,7 +106,8 @@ class StandIns(TorchFunctionMode):
                     )
         kwargs = kwargs or {}
         if self._recorder.active and is_capturing():
-            refuse_guarded(sys._getframe(1), self._end, never_raised=OF_TYPES)
+            torchs = not isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))  # a custom one may be
+            refuse_guarded(sys._getframe(1), self._end, never_raised=OF_TYPES, torchs=torchs)
             if func in _DROPOUTS:
                 func = self._dropout(func)
                 kwargs = {"tensor" if name == "input" else name: value for name, value in kwargs.items()}
