@@ -550,9 +550,8 @@ class Observations:
 
     def stored(self, name: str, owner: Any) -> None:
         """Handle the write or deletion of an attribute."""
-        watched = id(owner) in self._record.modules and self._record.stand_ins is None
-        if watched or not self._record.knows(owner) or is_a(owner, VALUES):
-            return  # modules are watched as a whole, but torch.export puts tensors back itself
+        if id(owner) in self._record.modules or not self._record.knows(owner) or is_a(owner, VALUES):
+            return  # modules are watched as a whole
         if is_a(owner, type):
             fact = self._record.fact(Kind.CLASS, owner, name, owner.__dict__.get(name, Mark.ABSENT))
         else:
