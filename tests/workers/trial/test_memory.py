@@ -47,7 +47,7 @@ async def host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setattr(Host, "_policy", without_cgroups)
     yield shared
     await shared.end(list(shared._processes))
-    assert shared._memories == {}
+    assert shared._memory_keys == {}
 
 
 async def holding(host: Host, key: str) -> bool:
