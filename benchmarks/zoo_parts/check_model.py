@@ -165,8 +165,7 @@ def _infer(found: Found, model: nn.Module, captured: CapturedModule, batch: Batc
 
 
 def _time(found: Found, model: nn.Module, captured: CapturedModule, batch: Batch) -> None:
-    values = tuple(batch.kwargs.values())
-    assert not values
+    assert not batch.kwargs
     state = captured._fxlib
 
     def check_all() -> object:

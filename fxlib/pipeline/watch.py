@@ -53,13 +53,18 @@ _STORE_ACCESSES = (
 """Methods of a store through which processes learn about each other."""
 
 
-_THREAD = threading.local()
+class _Thread(threading.local):
+    is_own = False
+    """Whether the thread's collectives and accesses to stores are this library's own."""
+
+
+_THREAD = _Thread()
 
 
 @contextmanager
 def own_accesses() -> Iterator[None]:
     """Return a context in which this thread's collectives and stores are this library's, and order no writes."""
-    before, _THREAD.is_own = getattr(_THREAD, "is_own", False), True
+    before, _THREAD.is_own = _THREAD.is_own, True
     try:
         yield
     finally:
@@ -196,7 +201,7 @@ class Watch:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not self._listeners or _is_within_a_step() or getattr(_THREAD, "is_own", False):
+            if not self._listeners or _is_within_a_step() or _THREAD.is_own:
                 return original(*args, **kwargs)
             self._told_of_call()
             found = original(*args, **kwargs)
