@@ -27,9 +27,9 @@ FINISHED = [
         f"fxlib/{folder}"
         for folder in (
             "analysis",
+            "batch",
             "cli",
-            "capture/export",
-            "capture/trace",
+            "capture",
             "client",
             "dashboard",
             "equivalence",
@@ -37,13 +37,13 @@ FINISHED = [
             "integrations",
             "pages",
             "passes",
+            "pipeline",
             "profiling",
             "protocol",
+            "ps",
             "recipes",
             "rules",
-            "runtime/gradients",
-            "runtime/ops",
-            "runtime/tracking",
+            "runtime",
             "serialization",
             "spec",
             "utils",
@@ -52,7 +52,6 @@ FINISHED = [
         )
     ),
     *(f"fxlib/{file}.py" for file in ("__init__", "config", "errors", "reasons", "render")),
-    *(f"fxlib/pipeline/{file}.py" for file in ("__init__", "choice", "leaves_pushes", "trainers")),
     "service/fxlib_service",
     "workers/fxlib_workers",
 ]

@@ -24,7 +24,7 @@ import torch
 from torch.distributed import autograd as dist_autograd
 from torch.distributed.rpc import internal
 
-from fxlib.batch.isolation import apart, as_sent, sendable
+from fxlib.batch.isolation import as_sent, isolated, sendable
 from fxlib.batch.known_rows import KnownRows as KnownRows
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
@@ -52,11 +52,11 @@ def run(calls: Sequence[Call]) -> list[Any]:
     pool, so that none waits for a slow one. A distributed autograd context belongs to one thread: inside of it, all
     calls run in the calling thread, in order.
     """
-    calls = apart(calls)
+    calls = isolated(calls)
     if len(calls) < 2 or in_autograd_context():
         with _Batch(_counter()):
-            return apart([_landed(_outcome(call)) for call in calls])
-    return apart(_Shared(calls).run())
+            return isolated([_landed(_outcome(call)) for call in calls])
+    return isolated(_Shared(calls).run())
 
 
 def run_in_order(calls: Sequence[Call], limit_s: float = 0.0) -> list[Any]:
@@ -71,13 +71,13 @@ def run_in_order(calls: Sequence[Call], limit_s: float = 0.0) -> list[Any]:
     """
     outcomes: list[Any] = []
     with _Batch(_counter()):
-        for place, call in enumerate(apart(calls), start=1):
+        for count, call in enumerate(isolated(calls), start=1):
             start = time.perf_counter()
             outcome = _landed(_outcome(call))
             if 0.0 < limit_s < time.perf_counter() - start:
                 outcome = _timed_out(limit_s)
             elif not failed(outcome):
-                outcome = _outcome((as_sent if place < len(calls) else sendable, (outcome,), {}))
+                outcome = _outcome((as_sent if count < len(calls) else sendable, (outcome,), {}))
             outcomes.append(outcome)
             if failed(outcome):
                 break
@@ -91,10 +91,10 @@ def run_batched(batched_by: Many, calls: Sequence[Call]) -> list[Any]:
     each has an outcome of its own. It must therefore do no harm to run the calls twice.
     """
     try:
-        results = list(batched_by([(args, kwargs) for _, args, kwargs in apart(calls)]))
-    except Exception:  # noqa: BLE001 - which call is to blame shows when they run singly
+        results = list(batched_by([(args, kwargs) for _, args, kwargs in isolated(calls)]))
+    except Exception:  # noqa: BLE001 - which call failed shows when they run singly
         return run(calls)
-    return apart(results) if len(results) == len(calls) else run(calls)
+    return isolated(results) if len(results) == len(calls) else run(calls)
 
 
 def echo(payload: torch.Tensor) -> torch.Tensor:
@@ -146,10 +146,10 @@ def is_first() -> bool:
 
     The first one pays the cost that a message has once. A call that came by itself is first.
     """
-    return place() == 0
+    return position_in_message() == 0
 
 
-def place() -> int:
+def position_in_message() -> int:
     """Return how many calls of the running message have asked this before; 0 for a call that came by itself."""
     asked = _THREAD.asked
     return 0 if asked is None else next(asked)
@@ -162,7 +162,7 @@ def side_by_side() -> bool:
 
 class _Thread(threading.local):
     asked: Iterator[int] | None = None
-    """The counter of how often calls of the thread's message have asked for their place in it; None outside of one."""
+    """The number of times that calls of the thread's message have asked for their position; None outside of a message."""
     shared: bool = False
     """Whether the calls of the thread's batch run side by side."""
 
@@ -177,8 +177,8 @@ class _Shared:
         self._calls = calls
         self._outcomes: list[Any] = [None] * len(calls)
         brief = [_lasted_s.get(_timed_as(call), 1.0) < _BRIEF_S for call in calls]
-        self._slow = deque(place for place, each in enumerate(brief) if not each)
-        self._brief = deque(place for place, each in enumerate(brief) if each)
+        self._slow = deque(index for index, each in enumerate(brief) if not each)
+        self._brief = deque(index for index, each in enumerate(brief) if each)
         self._left = len(calls)
         self._ended: BaseException | None = None
         """The exception that would end a thread of the pool; it answers no call, and the whole batch raises it."""
@@ -197,27 +197,27 @@ class _Shared:
             raise self._ended
         return [_landed(each) for each in self._outcomes]
 
-    def _call_for_help(self, places: deque[int], *, spared: int) -> None:
-        for _ in range(min(len(places) - spared, THREADS)):
-            _helpers().put(functools.partial(self._work, places))
+    def _call_for_help(self, indices: deque[int], *, spared: int) -> None:
+        for _ in range(min(len(indices) - spared, THREADS)):
+            _helpers().put(functools.partial(self._work, indices))
 
-    def _work(self, places: deque[int]) -> None:
+    def _work(self, indices: deque[int]) -> None:
         with _Batch(self._asked, shared=True):
-            while places:
+            while indices:
                 try:
-                    place = places.popleft()
+                    index = indices.popleft()
                 except IndexError:
                     return
-                surprising = self._run(place) >= _BRIEF_S and places is self._brief
+                surprising = self._run(index) >= _BRIEF_S and indices is self._brief
                 if surprising:  # the remaining calls shall not wait for another slow one
-                    self._call_for_help(places, spared=1)
+                    self._call_for_help(indices, spared=1)
 
-    def _run(self, place: int) -> float:
+    def _run(self, index: int) -> float:
         """Run one call and return how long it took."""
-        call = self._calls[place]
+        call = self._calls[index]
         start = time.perf_counter()
         try:
-            self._outcomes[place] = _outcome(call)
+            self._outcomes[index] = _outcome(call)
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._ended = error
         lasted_s = time.perf_counter() - start
@@ -294,8 +294,8 @@ def _outcome(call: Call) -> Any:
 def _timed_out(limit_s: float) -> internal.RemoteException:
     """Return the outcome of a call that took too long, in the words of `torch.distributed.rpc`."""
     limit = f"{int(limit_s * 1000)} ms"
-    told = f"{TIMED_OUT}RPC ran for more than set timeout ({limit}) and will now be marked with an error"
-    return internal.RemoteException(told, TimeoutError)
+    text = f"{TIMED_OUT}RPC ran for more than set timeout ({limit}) and will now be marked with an error"
+    return internal.RemoteException(text, TimeoutError)
 
 
 def _landed(outcome: Any) -> Any:

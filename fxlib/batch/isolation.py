@@ -21,7 +21,7 @@ _CONTAINERS = frozenset({tuple, list, dict, OrderedDict})
 _PLAIN = frozenset({str, int, float, bool, type(None), FunctionType})
 
 
-def apart(values: Sequence[Value]) -> list[Value]:
+def isolated(values: Sequence[Value]) -> list[Value]:
     """Return the values so that no two have memory, a list or a dict in common: what they would share is copied.
 
     The function looks into tuples, lists and dicts. What a single value holds twice stays one object.
@@ -123,9 +123,9 @@ def as_sent(value: Any) -> Any:
         return value
     if type(value) is torch.Tensor:
         return copied(value, {})
-    told, tensors = _serialized(value)
+    serialized, tensors = _serialized(value)
     memo: dict[int, Any] = {}
-    return internal.deserialize(told, [copied(each, memo) for each in tensors])
+    return internal.deserialize(serialized, [copied(each, memo) for each in tensors])
 
 
 def sendable(value: Any) -> Any:
@@ -137,10 +137,10 @@ def sendable(value: Any) -> Any:
 
 def _serialized(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     try:
-        told, tensors = internal.serialize(value)
+        serialized, tensors = internal.serialize(value)
     except Exception as error:  # whatever its kind: a single call would raise a RuntimeError
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    return told, tensors
+    return serialized, tensors
 
 
 def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:

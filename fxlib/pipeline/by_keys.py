@@ -132,7 +132,7 @@ class _Case:
         self._read, self._contract, self._setup = read, contract, setup
         self.args: tuple[Any, ...] = setup()
         keys = contract.keys_of(self.args, {})
-        where, hint = name_of(read), "Have setup return the arguments of a read, by their place."
+        where, hint = name_of(read), "Have setup return the arguments of a read, by position."
         if not isinstance(keys, torch.Tensor) or keys.is_floating_point() or keys.dim() == 0:
             raise ContractError(f"keys={contract.keys!r} is given no tensor of integers", where=where, hint=hint)
         if len(keys) < 4 or len(keys.unique()) != keys.numel():
@@ -233,7 +233,7 @@ class Rows:
         if origins:
             self._keys = list(map(_copied, self._keys))
         parts = [contract.part_of(*call) for contract, call in zip(contracts, calls, strict=True)]
-        self._spaces = {part: place for place, part in enumerate(dict.fromkeys(parts))}
+        self._spaces = {part: index for index, part in enumerate(dict.fromkeys(parts))}
         self._of_calls = _Keys([self._spaces[part] for part in parts], self._keys)
         self._lengths = [each.shape[0] for each in self._keys]
         self._ends = torch.tensor(self._lengths).cumsum(0)
@@ -264,12 +264,12 @@ class Rows:
         self._sampled = None
         met = [each for each in pushes if meet(self._reads, states_of(each.contract, each.server)[1])]
         written = [_written(each) for each in met]
-        apart = None not in self._spaces and all(part is not None for part, _ in written)
-        written = [(part, keys) for part, keys in written if not apart or part in self._spaces]
+        by_part = None not in self._spaces and all(part is not None for part, _ in written)
+        written = [(part, keys) for part, keys in written if not by_part or part in self._spaces]
         if not written or not len(self):
             return
         changed = _Keys([self._spaces.get(part, 0) for part, _ in written], [keys for _, keys in written])
-        hit = self._of_rows(torch.isin(self._of_calls.told(apart=apart), changed.told(apart=apart)))
+        hit = self._of_rows(torch.isin(self._of_calls.values(by_part=by_part), changed.values(by_part=by_part)))
         if len(self.changed):
             hit[self.changed] = True
         self.changed = hit.nonzero().reshape(-1)
@@ -287,9 +287,9 @@ class Rows:
 
     def updated(self, updates: Updates) -> None:
         """Take over the rows as the pushes of a step have changed them."""
-        for place, (origin, keys) in enumerate(zip(self._origins, self._keys, strict=True)):
+        for index, (origin, keys) in enumerate(zip(self._origins, self._keys, strict=True)):
             for rows, known in updates.of(origin, keys):
-                self._repaired.append((Repair(rows={place: rows}), partial(tuple, (known,))))
+                self._repaired.append((Repair(rows={index: rows}), partial(tuple, (known,))))
 
     def blocks(self) -> list[Block]:
         """Return the rows that the forward of the message had."""
@@ -317,21 +317,21 @@ class Rows:
             wanted = torch.cat([wanted, torch.tensor([self._sampled])]).sort().values
         if not len(wanted):
             return None
-        place_of = torch.bucketize(wanted, self._ends, right=True)
-        counts = torch.bincount(place_of, minlength=len(self._lengths)).tolist()
+        call_of = torch.bucketize(wanted, self._ends, right=True)
+        counts = torch.bincount(call_of, minlength=len(self._lengths)).tolist()
         begins = self._ends - torch.tensor(self._lengths)
         rows: dict[int, torch.Tensor] = {}
         calls: list[tuple[int, Arguments]] = []
         sampled = None
-        for place, found in enumerate((wanted - begins[place_of]).split(counts)):
-            if not counts[place]:
+        for index, found in enumerate((wanted - begins[call_of]).split(counts)):
+            if not counts[index]:
                 continue
-            rows[place] = found
-            keys = self._keys[place].index_select(0, found)
-            calls.append((place, _with_keys(self._contracts[place], self._calls[place], keys)))
-            begin = int(begins[place]) if self._sampled is not None else 0
-            if self._sampled is not None and begin <= self._sampled < begin + self._lengths[place]:
-                sampled = place, found.tolist().index(self._sampled - begin)
+            rows[index] = found
+            keys = self._keys[index].index_select(0, found)
+            calls.append((index, _with_keys(self._contracts[index], self._calls[index], keys)))
+            begin = int(begins[index]) if self._sampled is not None else 0
+            if self._sampled is not None and begin <= self._sampled < begin + self._lengths[index]:
+                sampled = index, found.tolist().index(self._sampled - begin)
         return Repair(rows=rows, sampled=sampled), calls
 
     def read_again(self, repair: Repair, results: Callable[[], Sequence[Any]]) -> None:
@@ -364,19 +364,19 @@ class Rows:
         """
         found = [_as_known(each) for each in results]
         for repair, read in self._repaired:
-            for (place, rows), each in zip(repair.rows.items(), read(), strict=True):
-                first, again = found[place], _as_known(each)
-                _check_rows(first, self._lengths[place], first)
+            for (index, rows), each in zip(repair.rows.items(), read(), strict=True):
+                first, again = found[index], _as_known(each)
+                _check_rows(first, self._lengths[index], first)
                 _check_rows(again, rows.shape[0], first)
-                if repair.sampled is not None and repair.sampled[0] == place:
+                if repair.sampled is not None and repair.sampled[0] == index:
                     at = torch.tensor([repair.sampled[1]])
                     if not same_known(some_of(first, rows[at]), some_of(again, at)):
-                        raise KeysBroken(place)
-                found[place] = replaced(first, rows, again)
+                        raise KeysBroken(index)
+                found[index] = replaced(first, rows, again)
         if not self._origins:
             return [each.rows for each in found]
-        for place, each in enumerate(found):
-            _check_rows(each, self._lengths[place], each)
+        for index, each in enumerate(found):
+            _check_rows(each, self._lengths[index], each)
         self.known = found
         return [_copied(each.rows) for each in found]
 
@@ -385,22 +385,22 @@ class _Keys:
     """A sequence of keys, each in the number space of its part of the state."""
 
     def __init__(self, spaces: Sequence[int], keys: Sequence[torch.Tensor]) -> None:
-        self._alone = torch.cat([each.reshape(-1).to(torch.int64) for each in keys])
-        if len(self._alone):
-            least, most = torch.aminmax(self._alone)
+        self._values = torch.cat([each.reshape(-1).to(torch.int64) for each in keys])
+        if len(self._values):
+            least, most = torch.aminmax(self._values)
             if int(least) < 0 or int(most) >= _SPACE:  # a negative key may count rows from the end
                 raise NotByKeys("a key is negative, or too large")
-        self._apart: torch.Tensor | None = None
+        self._by_part: torch.Tensor | None = None
         self._spaces, self._sizes = spaces, [each.numel() for each in keys]
 
-    def told(self, *, apart: bool) -> torch.Tensor:
-        """Return the keys; with `apart`, keys of different parts differ."""
-        if not apart:
-            return self._alone
-        if self._apart is None:
+    def values(self, *, by_part: bool) -> torch.Tensor:
+        """Return the keys; with `by_part`, keys of different parts differ."""
+        if not by_part:
+            return self._values
+        if self._by_part is None:
             spaces = (torch.tensor(self._spaces) * _SPACE).repeat_interleave(torch.tensor(self._sizes))
-            self._apart = self._alone + spaces
-        return self._apart
+            self._by_part = self._values + spaces
+        return self._by_part
 
 
 class KeysBroken(Exception):  # noqa: N818 - becomes an error of the call, which has its name
@@ -489,8 +489,8 @@ def conflicts(module: CapturedModule, batches: Sequence[Batch], *, depth: int) -
             by_part.setdefault(part, []).append(keys.reshape(-1))
         written.append({part: torch.cat(keys) for part, keys in by_part.items()})
     shares: dict[str, list[float]] = {}
-    for place, of_batch in enumerate(found):
-        before = [written[(place - distance) % len(found)] for distance in range(1, depth + 1)]
+    for index, of_batch in enumerate(found):
+        before = [written[(index - distance) % len(found)] for distance in range(1, depth + 1)]
         for name, (part, keys) in of_batch.items():
             changed = torch.cat([each[part] for each in before if part in each] or [keys.new_empty(0)])
             hit = torch.isin(keys, changed).flatten(1).any(1) if keys.dim() > 1 else torch.isin(keys, changed)

@@ -109,8 +109,8 @@ def _generators() -> tuple[object, ...]:
     """Return the states of all generators of this process that a loader may draw from."""
     numpy = sys.modules.get("numpy")
     own = None if numpy is None else numpy.random.get_state()
-    told = () if own is None else (own[0], own[1].tobytes(), *own[2:])
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), told
+    of_numpy = () if own is None else (own[0], own[1].tobytes(), *own[2:])
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), of_numpy
 
 
 def pipeline(
@@ -297,11 +297,11 @@ class Pipeline(Generic[B]):
         if ahead not in used:
             used[ahead] = []
             ahead.open(self._depth, leaves_pushes=self._defer_pushes, trainers=self._trainers)
-        for place, each in enumerate(queue):
+        for index, each in enumerate(queue):
             if each.error is not None:
                 return
             held += tensor_bytes(each.batch) + ahead.result_bytes
-            unknown = place > 0 and not ahead.result_bytes
+            unknown = index > 0 and not ahead.result_bytes
             if self._memory_bytes is not None and (unknown or held > self._memory_bytes):
                 return
             if not each.was_tried:

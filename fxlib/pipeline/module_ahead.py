@@ -117,7 +117,7 @@ class ModuleAhead(LeavesPushes):
         self._loops = 0
         """Number of pipelines that are open over the module."""
         self._flow_controls: dict[tuple[int | None, int | None], FlowControl] = {}
-        self._told = False
+        self._has_warned = False
         self._is_distributed = False
         """Whether a forward ran in a context of distributed autograd."""
         self._ran: CapturedModule | None = None
@@ -171,7 +171,7 @@ class ModuleAhead(LeavesPushes):
                 by_keys=by_keys and call.node not in self._not_by_keys,
                 with_state=self._loops > 0 and call.node not in self._without_state and not self._several_trainers,
             )
-            if all(noted[place] is not None for place in needs)
+            if all(noted[each] is not None for each in needs)
             else None
             for call, arguments, needs in zip(program.calls, found, program.needs, strict=True)
         ]
@@ -193,7 +193,7 @@ class ModuleAhead(LeavesPushes):
         unused = sum(each.state is State.IN_FLIGHT for each in entry.waiting)
         self.unused += unused
         if entry.why_not and unused:
-            self._tell(Reason.AHEAD_OTHER_INPUTS.sentence(entry.why_not))
+            self._warn(Reason.AHEAD_OTHER_INPUTS.sentence(entry.why_not))
         self._rest()
 
     def open(self, depth: int, *, leaves_pushes: bool = False, trainers: int | None = None) -> None:
@@ -313,7 +313,7 @@ class ModuleAhead(LeavesPushes):
         self._steps += not self._loops
         if batch.in_autograd_context():
             self._is_distributed = True
-            self._tell(Reason.AHEAD_DISTRIBUTED.sentence())
+            self._warn(Reason.AHEAD_DISTRIBUTED.sentence())
             return generated
         entry.was_taken = True
         self._current = entry
@@ -326,7 +326,7 @@ class ModuleAhead(LeavesPushes):
                 if each.why_not_by_keys:
                     self._not_by_keys[each.call.node] = each.why_not_by_keys
                     if each.why_not_by_keys != BROKEN:
-                        self._tell(each.why_not_by_keys)
+                        self._warn(each.why_not_by_keys)
                 self._keep_rows(each)
             self.unused += sum(each.state is State.IN_FLIGHT for each in self._current.waiting)
         self._current = None
@@ -346,12 +346,12 @@ class ModuleAhead(LeavesPushes):
         """Return the reads that may travel with the next pushes."""
         travelling: list[Travels] = []
         if self._several_trainers:
-            self._trainers.tell()
+            self._trainers.warn()
         sample = self._pushes if self._pushes % SAMPLED == 0 else None
         blocks, self._blocks = self._blocks, []
         self._updates = Updates(pushes, blocks) if blocks and not self._several_trainers else None
-        for place, entry in self._to_come():
-            is_next = place < self._steps_of_push and not self._several_trainers
+        for before, entry in self._to_come():
+            is_next = before < self._steps_of_push and not self._several_trainers
             for each in entry.waiting:
                 if each.is_behind_push:
                     each.pushed(pushes, sample=sample if is_next else None, updates=self._updates)
@@ -371,7 +371,7 @@ class ModuleAhead(LeavesPushes):
         except Exception as problem:  # noqa: BLE001 - the rows are read again
             self._updates = None
             self._without_state |= {each.call.node for each in waiting}
-            self._tell(Reason.AHEAD_NOT_UPDATED.sentence(f"{type(problem).__name__}: {problem}"))
+            self._warn(Reason.AHEAD_NOT_UPDATED.sentence(f"{type(problem).__name__}: {problem}"))
         for each in waiting:
             each.updated(self._updates)
 
@@ -381,8 +381,8 @@ class ModuleAhead(LeavesPushes):
         self._forget_blocks()
         self._pushing = None
         self._step_pushed()
-        for place, entry in self._to_come():
-            self._make(entry, place, pushed=True)
+        for before, entry in self._to_come():
+            self._make(entry, before, pushed=True)
 
     def _step_pushed(self) -> None:
         self._pushes += 1
@@ -400,46 +400,46 @@ class ModuleAhead(LeavesPushes):
 
     def _to_come(self) -> Iterator[tuple[int, Entry]]:
         """Yield each batch after the number of the loop's batches that precede it; this step's batch does not count."""
-        place = 0
+        before = 0
         for entry in self._entries:
-            yield place, entry
-            place += not entry.is_due
+            yield before, entry
+            before += not entry.is_due
 
-    def _make(self, entry: Entry, place: int, *, pushed: bool) -> None:
-        """Make the calls of a batch that need not wait for a push; its forward comes after `place` others."""
+    def _make(self, entry: Entry, before: int, *, pushed: bool) -> None:
+        """Make the calls of a batch that need not wait for a push; its forward comes after `before` others."""
         left = self._left
         with self._limits(entry.program), self._own_calls():
             for each in entry.waiting:
                 each.rides = False
-                if each.state is State.PARKED and self._may_leave(each, place, pushed=pushed):
+                if each.state is State.PARKED and self._may_leave(each, before, pushed=pushed):
                     if left is None or each.rows is None or not each.rows.is_concurrent:
                         each.make()
                         continue
                     each.make(beside=left.writes)
                     each.pushed(left.pushes.pushes, sample=None, updates=self._updates)
                     each.updated(self._updates)
-                elif pushed and place < (self._period or 1) and (again := each.repair()) is not None:
+                elif pushed and before < (self._period or 1) and (again := each.repair()) is not None:
                     again.make()
 
-    def _may_leave(self, request: Request, place: int, *, pushed: bool) -> bool:
+    def _may_leave(self, request: Request, before: int, *, pushed: bool) -> bool:
         """Whether a call need not wait for a push, and need not be left to its forward because others keep writing."""
         waits = request.is_behind_push and (request.rows is None or self._several_trainers)
-        if waits and not self._is_free(place, pushed=pushed):
+        if waits and not self._is_free(before, pushed=pushed):
             return False
         return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
 
-    def _is_free(self, place: int, *, pushed: bool) -> bool:
-        """Whether no push is expected before the forward that comes after `place` others.
+    def _is_free(self, before: int, *, pushed: bool) -> bool:
+        """Whether no push is expected before the forward that comes after `before` others.
 
         A wrong guess costs a wasted read, since the reads are made again at each push.
         """
         if self._several_trainers:
             return False
         if pushed:
-            return place < (self._period or 1)
+            return before < (self._period or 1)
         if self._period is None:
             return self._steps > 0
-        return self._steps + place < self._period
+        return self._steps + before < self._period
 
     @property
     def _steps_of_push(self) -> int:
@@ -477,10 +477,10 @@ class ModuleAhead(LeavesPushes):
         program = entry.program
         by_operator: dict[Any, dict[int, tuple[Request, Sequence[int]]]] = {}
         of_calls = zip(entry.requests, program.needs, program.positions, strict=True)
-        for place, (request, needs, position) in enumerate(of_calls):
+        for index, (request, needs, position) in enumerate(of_calls):
             if request is not None and self._may_be_taken(request) and all(unchanged[each] for each in needs):
-                if place not in program.sizes and (size := request.size()) is not None:
-                    program.sizes[place] = size
+                if index not in program.sizes and (size := request.size()) is not None:
+                    program.sizes[index] = size
                 by_operator.setdefault(request.call.node.target, {})[position] = request, needs
         if not by_operator:
             return generated
@@ -554,9 +554,9 @@ class ModuleAhead(LeavesPushes):
         if not self._entries and self._current is None and not self._loops:
             WATCH.remove(self)
 
-    def _tell(self, why: str) -> None:
-        if not self._told:
-            self._told = True
+    def _warn(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             warnings.warn(f"what was fetched ahead for a batch was not used: {why}", FxlibWarning, stacklevel=4)
 
 
@@ -566,20 +566,20 @@ def _stand_in(
     taken: Callable[[tuple[Request, Sequence[int]]], Any],
 ) -> Callable[..., Any]:
     """Return a function that replaces an operator: the forward is straight-line code, so its uses come in order."""
-    place = -1
+    position = -1
     blocks = operator is operators.remote_call
 
-    def stands(*args: Any) -> Any:
-        nonlocal place
-        place += 1
-        future = taken(found[place]) if place in found else None
+    def replacement(*args: Any) -> Any:
+        nonlocal position
+        position += 1
+        future = taken(found[position]) if position in found else None
         if future is None:
             return operator(*args)
         return future.wait() if blocks else future
 
-    told: Any = stands
-    told.stands_for = operator  # a recording looks for it
-    return stands
+    returned: Any = replacement
+    returned.stands_for = operator  # a recording looks for it
+    return replacement
 
 
 def _is_due(entry: Entry) -> bool:

@@ -61,9 +61,11 @@ class Program:
         if any(str(node.target).startswith("*") for node in self._inputs):
             self.calls = ()
         self.ways = ways({each.way for each in self.calls if each.way is not None})
-        places: dict[Source, int] = {}
-        self.needs = [[places.setdefault(each, len(places)) for each in self._sources_of(call)] for call in self.calls]
-        self.sources = list(places)
+        indices: dict[Source, int] = {}
+        self.needs = [
+            [indices.setdefault(each, len(indices)) for each in self._sources_of(call)] for call in self.calls
+        ]
+        self.sources = list(indices)
         self.positions = [_position(call.node) for call in self.calls]
         self.sizes: dict[int, int] = {}
         self.limits: tuple[int | None, int | None] | None = None
@@ -89,13 +91,13 @@ class Program:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             positional = spec.child(0).num_children
             try:
-                nest = (
+                nested = (
                     tuple(given[name] for name in names[:positional]),
                     {name: given[name] for name in names[positional:]},
                 )
             except KeyError as error:
                 raise TypeError(f"the argument {error} is missing") from error
-            return pytree.tree_leaves(nest)
+            return pytree.tree_leaves(nested)
         if not kwargs and len(args) == len(self._inputs):
             return list(args)
         bound = inspect.signature(self.generated).bind(self.module, *args, **kwargs)
@@ -139,9 +141,9 @@ class Program:
     def _compiled(self) -> Callable[..., Any]:
         needed = {node for call in self.calls for node in call.prologue}
         graph, made = Graph(), dict[Node, Node]()
-        for place, node in enumerate(self.module.graph.nodes):
+        for index, node in enumerate(self.module.graph.nodes):
             if node.op == "placeholder":
-                made[node] = graph.placeholder(f"input_{place}")
+                made[node] = graph.placeholder(f"input_{index}")
             elif node in needed:
                 made[node] = graph.node_copy(node, made.__getitem__)
         arguments = [torch.fx.node.map_arg(call.node.args, made.__getitem__) for call in self.calls]

@@ -151,13 +151,13 @@ class Request:
         """The way in which it runs ahead; for a call that may be read by keys, this depends on the batch's keys."""
         return Way.BEHIND_PUSH if self.is_behind_push and self.rows is None else self.call.way
 
-    def begin_spans(self, way: Way | None, places: Iterable[int] | None = None) -> list[Callable[[], None]]:
+    def begin_spans(self, way: Way | None, indices: Iterable[int] | None = None) -> list[Callable[[], None]]:
         """Tell a recording, if any, that some or all of its calls are in flight; return the functions that end that."""
         recording = current_recording()
         if recording is None or way is None:
             return []
         names = calls_in(self.call.node)
-        chosen = names if places is None else [names[place] for place in places]
+        chosen = names if indices is None else [names[index] for index in indices]
         return [recording.begin_flight(name, self.server, way.value) for name in chosen]
 
     def written(self, states: frozenset[ServerState]) -> bool:
@@ -365,9 +365,9 @@ class Reread:
     def __init__(self, request: Request, repair: Repair, calls: Sequence[tuple[int, Arguments]]) -> None:
         self._request = request
         self._repair = repair
-        self._sent: list[NamedCall] = [(request._calls[place][0], *arguments) for place, arguments in calls]
+        self._sent: list[NamedCall] = [(request._calls[index][0], *arguments) for index, arguments in calls]
         self.server, self.timeout_s, self.reads = request.server, request.timeout_s, request.call.reads
-        self._end_spans = request.begin_spans(Way.BEHIND_PUSH, (place for place, _ in calls))
+        self._end_spans = request.begin_spans(Way.BEHIND_PUSH, (index for index, _ in calls))
 
     def as_call(self) -> batch.Call | None:
         """Return it as one call of a message; None if it cannot travel in one."""
@@ -397,7 +397,7 @@ class Reread:
             flying: Any = issue_batch(to, tuple(self._sent), timeout, request._sent[3])
             request._read_again.append(flying)
             _ended_by(flying, self._end_spans)
-            request.rows.read_again(self._repair, lambda: [flying.result(place) for place in range(len(flying))])
+            request.rows.read_again(self._repair, lambda: [flying.result(index) for index in range(len(flying))])
         else:
             future = ops.issue_call(to, *self._sent[0], timeout)
             request._read_again.append(future)

@@ -34,7 +34,7 @@ class Trainers:
         """The RPC agent whose workers were examined; None before the first."""
         self._others: list[str] = []
         """The names of its workers that are neither this process nor servers of the module."""
-        self._told = False
+        self._has_warned = False
 
     def loop_began(self, stated: int | None) -> None:
         """Note the number of trainers that the program states; None if it states none."""
@@ -47,17 +47,17 @@ class Trainers:
             return self._stated > 1
         return _in_group() or bool(self._other_workers())
 
-    def tell(self) -> None:
+    def warn(self) -> None:
         """Warn, once, about workers that count as trainers although the program has not said so."""
         others = [] if self._stated is not None or _in_group() else self._other_workers()
-        if others and not self._told:
+        if others and not self._has_warned:
             warnings.warn(
                 f"{Reason.AHEAD_SEVERAL_TRAINERS.sentence()}. The module does not call {', '.join(others)}, which may "
                 "train, too: fxlib.pipeline(..., trainers=1) says that no other process writes to its servers",
                 FxlibWarning,
                 stacklevel=4,
             )
-            self._told = True
+            self._has_warned = True
 
     def _other_workers(self) -> list[str]:
         if not rpc.api._is_current_rpc_agent_set():

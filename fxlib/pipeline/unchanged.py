@@ -69,7 +69,7 @@ def note(value: Any) -> Noted | None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Nest:
+class _Container:
     kind: type
     keys: tuple[Any, ...] | None
     parts: tuple[Any, ...]
@@ -82,21 +82,21 @@ def _noted(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Noted(value)
     if kind in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        return _Nest(kind, None, tuple(map(_noted, value)))
+        return _Container(kind, None, tuple(map(_noted, value)))
     if kind is dict:
-        return _Nest(kind, tuple(value), tuple(map(_noted, value.values())))
+        return _Container(kind, tuple(value), tuple(map(_noted, value.values())))
     raise ValueError(f"an object of class {kind.__qualname__}")
 
 
 def _is_still(was: Any, value: Any) -> bool:
     if isinstance(was, Noted):
         return was.is_still(value)
-    if not isinstance(was, _Nest):
+    if not isinstance(was, _Container):
         return type(was) is type(value) and bool(was == value)
     return was.kind is type(value) and _are_still(was, value)
 
 
-def _are_still(was: _Nest, nest: Any) -> bool:
-    if len(nest) != len(was.parts) or (was.keys is not None and tuple(nest) != was.keys):
+def _are_still(was: _Container, value: Any) -> bool:
+    if len(value) != len(was.parts) or (was.keys is not None and tuple(value) != was.keys):
         return False
-    return all(map(_is_still, was.parts, nest if was.keys is None else nest.values()))
+    return all(map(_is_still, was.parts, value if was.keys is None else value.values()))

@@ -137,7 +137,7 @@ class _Update:
 
     def __init__(self, keys: torch.Tensor, known: KnownRows) -> None:
         self.known = known
-        self._keys, self._places = keys.long().sort()
+        self._keys, self._order = keys.long().sort()
 
     def of(self, keys: torch.Tensor) -> tuple[torch.Tensor, KnownRows] | None:
         """Return the indices of the keys that the push changes, with their new rows; None if it changes none."""
@@ -145,7 +145,7 @@ class _Update:
             return None
         found = torch.searchsorted(self._keys, keys.long()).clamp_(max=len(self._keys) - 1)
         hit = (self._keys[found] == keys).nonzero().reshape(-1)
-        return (hit, some_of(self.known, self._places[found[hit]])) if len(hit) else None
+        return (hit, some_of(self.known, self._order[found[hit]])) if len(hit) else None
 
 
 class Updates:
@@ -187,9 +187,9 @@ class Updates:
             unknown = [push for push in self._pushes if push not in self._blocks]
             if _meets(reads, unknown):
                 return False
-        return all(map(self._is_apart, origins))
+        return all(map(self._is_sole_origin, origins))
 
-    def _is_apart(self, origin: Origin) -> bool:
+    def _is_sole_origin(self, origin: Origin) -> bool:
         """Whether no push changes rows of this origin as rows of another one."""
         if origin.part is not None and (origin.server, None) not in self._origins:
             return self._origins.get((origin.server, origin.part), {origin}) == {origin}

@@ -171,12 +171,12 @@ class Watch:
 
         @functools.wraps(call)  # so that code that looks for the function below it finds it
         def watched(to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
-            self._told_of_call()
+            self._announce_call()
             sent = args[1] if len(args) > 1 else kwargs.get("args")
             states = self._written(to, func, sent or ()) if self._listeners else _NOTHING
             if not states:
                 return call(to, func, *args, **kwargs)
-            with self._told(states) as write:
+            with self._announced(states) as write:
                 write.future = call(to, func, *args, **kwargs)
                 return write.future
 
@@ -203,7 +203,7 @@ class Watch:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if not self._listeners or _is_within_a_step() or _THREAD.is_own:
                 return original(*args, **kwargs)
-            self._told_of_call()
+            self._announce_call()
             found = original(*args, **kwargs)
             with self._lock:
                 for each in list(self._listeners):
@@ -218,22 +218,22 @@ class Watch:
 
     def _creating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self._told_of_call()
+            self._announce_call()
             if not self._listeners:
                 return original(*args, **kwargs)
-            with self._told(_ANYTHING) as write:
+            with self._announced(_ANYTHING) as write:
                 made = original(*args, **kwargs)
                 write.future = made._get_future()
                 return made
 
         return watched
 
-    def _told_of_call(self) -> None:
+    def _announce_call(self) -> None:
         for each in list(self._listeners):  # without the lock: to settle means to wait for answers
             each.calls()
 
-    def _told(self, states: frozenset[ServerState]) -> _Telling:
-        return _Telling(self, states)
+    def _announced(self, states: frozenset[ServerState]) -> _Announced:
+        return _Announced(self, states)
 
     def begin(self, states: frozenset[ServerState]) -> _Write:
         """Tell all listeners about a write that is about to be sent."""
@@ -281,7 +281,7 @@ class Watch:
         return stated or contract_of(function)
 
 
-class _Telling:
+class _Announced:
     __slots__ = ("_states", "_watch", "_write")
 
     def __init__(self, watch: Watch, states: frozenset[ServerState]) -> None:
@@ -311,8 +311,8 @@ def _calls_within(function: Any, args: Any) -> Iterable[batch.Call] | None:
 def _only_reads(function: Any) -> bool:
     """Whether a function is one of the library's own that asks for a value behind an RRef, or for an echo."""
     if isinstance(function, operator.methodcaller):
-        told: Any = function.__reduce__()
-        return bool(told[1][0] == "local_value")
+        reduced: Any = function.__reduce__()
+        return bool(reduced[1][0] == "local_value")
     return function is batch.echo
 
 

@@ -159,14 +159,14 @@ class _Parameter:
     def saved(self) -> dict[str, torch.Tensor]:
         """Return copies of all tensors, by name."""
         with self._lock:
-            return {f"{place}": each.clone() for place, each in enumerate(self.tensors())}
+            return {f"{index}": each.clone() for index, each in enumerate(self.tensors())}
 
     @torch.no_grad()
     def take(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Take over the values of tensors as `saved` returns them."""
         with self._lock:
-            for place, each in enumerate(self.tensors()):
-                each.copy_(saved[f"{place}"])
+            for index, each in enumerate(self.tensors()):
+                each.copy_(saved[f"{index}"])
 
 
 class EmbeddingTable(_Parameter):
@@ -361,11 +361,11 @@ def _summed(
     flat: torch.Tensor, gradient: torch.Tensor, *, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the distinct rows, the position of each index among them, and the sum of each row's gradients."""
-    rows, places = torch.unique(flat, return_inverse=True)
+    rows, positions = torch.unique(flat, return_inverse=True)
     total = like.new_zeros(len(rows), like.shape[-1])
     # On the CPU this adds one row after another, whatever the number of threads.
-    total.index_add_(0, places, gradient.reshape(len(flat), total.shape[1]).to(total.dtype))
-    return rows, places, total
+    total.index_add_(0, positions, gradient.reshape(len(flat), total.shape[1]).to(total.dtype))
+    return rows, positions, total
 
 
 @torch.no_grad()
@@ -373,12 +373,14 @@ def updated_rows(known: KnownRows, indices: torch.Tensor, gradient: torch.Tensor
     """Return what `EmbeddingTable.update` makes of rows read by the same indices; it uses the same operators."""
     flat = indices.reshape(-1).long()
     _check_shape("rows", gradient, tuple(known.rows.shape))
-    rows, places, total = _summed(flat, gradient, like=known.rows)
-    named = torch.empty_like(rows).scatter_(0, places, torch.arange(len(flat)))  # any index that names the row will do
+    rows, positions, total = _summed(flat, gradient, like=known.rows)
+    named = torch.empty_like(rows).scatter_(
+        0, positions, torch.arange(len(flat))
+    )  # any index that names the row will do
     taken = [each.reshape(len(flat), each.shape[-1]).index_select(0, named) for each in known.tensors]
     (lr,) = known.settings
     _step(taken, total, cast("float", lr))
-    changed, *state = (each.index_select(0, places).view(known.rows.shape) for each in taken)
+    changed, *state = (each.index_select(0, positions).view(known.rows.shape) for each in taken)
     return KnownRows(rows=changed, state=tuple(state), settings=known.settings, made_by=known.made_by)
 
 

@@ -201,7 +201,7 @@ class ObservedFunctions:
         self._imported = set(sys.modules)
 
     @contextlib.contextmanager
-    def told_to(self, listener: Listener) -> Iterator[None]:
+    def listening(self, listener: Listener) -> Iterator[None]:
         """Send the observations of instrumented functions to a listener during the block."""
         try:
             _Current.listener, _Current.functions = listener, self

@@ -102,7 +102,7 @@ class Recorder:
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
         """Let the user's functions run from instrumented code during the block."""
-        with self._functions.told_to(self):
+        with self._functions.listening(self):
             try:
                 yield
             finally:

@@ -125,7 +125,7 @@ def _content_of(value: Any, unknown: Callable[[Any], None] | None) -> list[Any]:
         unknown: a function that is called with each part of which nothing is known but its existence.
     """
     found: list[Any] = []
-    places: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     todo, walked = [value], []
     while todo:
         each = todo.pop()
@@ -133,10 +133,10 @@ def _content_of(value: Any, unknown: Callable[[Any], None] | None) -> list[Any]:
         library = kind.__module__.partition(".")[0]
         if kind in STATELESS or issubclass(kind, _ITSELF) or (library in MACHINERY and each is not value):
             found.append(each)
-        elif id(each) in places:
-            found.append(("again", places[id(each)]))
+        elif id(each) in numbers:
+            found.append(("again", numbers[id(each)]))
         else:
-            places[id(each)] = len(places)
+            numbers[id(each)] = len(numbers)
             walked.append(each)  # an object made for the walk has to live as long as its id is used
             parts = _parts_of(each)
             if parts is None:

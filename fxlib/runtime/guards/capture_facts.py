@@ -203,24 +203,24 @@ class ArgumentFact:
             found = follow(arguments[self.name], self.steps)
             value = self.value if self.other is None else follow(arguments[self.other[0]], self.other[1])
         except Exception:  # noqa: BLE001 - the forward itself shall meet whatever an argument raises
-            return f"{self._place()} is not there"
+            return f"{self._location()} is not there"
         if self.test == "equals" and found != value:
-            return f"{self._place()} is {found!r}, and was {value!r} at capture"
+            return f"{self._location()} is {found!r}, and was {value!r} at capture"
         if self.test == "lacks" and hasattr(found, value):
-            return f"{self._place()} has an attribute {value}, and was taken for a tensor at capture"
+            return f"{self._location()} has an attribute {value}, and was taken for a tensor at capture"
         if self.test == "is not" and found is value:
             known = "another argument" if self.other is not None else repr(value)
-            return f"{self._place()} is {known}, and was taken for a tensor at capture: see concrete_args="
+            return f"{self._location()} is {known}, and was taken for a tensor at capture: see concrete_args="
         if (self.test == "isinstance" and not isinstance(found, value)) or (
             self.test == "type is" and type(found) is not value
         ):
             return (
-                f"{self._place()} is of type {type(found).__name__}, and was taken for a "
+                f"{self._location()} is of type {type(found).__name__}, and was taken for a "
                 f"{value.__name__} at capture: see concrete_args="
             )
         return ""
 
-    def _place(self) -> str:
+    def _location(self) -> str:
         forms = {"getattr": ".{}", "getitem": "[{!r}]"}
         path = self.name + "".join(forms.get(step, ".get{}").format(key) for step, key in self.steps)
         return f"the argument {path}" if self.name else f"the model's {path[1:]}"

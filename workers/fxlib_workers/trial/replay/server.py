@@ -346,7 +346,7 @@ class ReplayedFunction:
         server = active()
         if self.function in server.plan.factories:
             return ReplayedObject(call_digest(self.function, args, kwargs).hex())
-        position = BatchPosition(index=batch.place(), concurrent=batch.side_by_side())
+        position = BatchPosition(index=batch.position_in_message(), concurrent=batch.side_by_side())
         return server.answer(self.function, self.call, args, kwargs, position)
 
 
