@@ -162,7 +162,7 @@ def side_by_side() -> bool:
 
 class _Thread(threading.local):
     asked: Iterator[int] | None = None
-    """The number of times that calls of the thread's message have asked for their position; None outside of a message."""
+    """The number of times that calls of the thread's message asked for their position; None outside of a message."""
     shared: bool = False
     """Whether the calls of the thread's batch run side by side."""
 
