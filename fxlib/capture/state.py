@@ -21,7 +21,13 @@ from fxlib.runtime.submodules import local_modules
 
 _CONTAINERS = (list, dict, set)
 _ABSENT = object()
+WEIGHT_LISTS = ("_flat_weights", "_flat_weight_refs")
+"""Attributes of recurrent modules of torch, which rebuild them from whatever their parameters are."""
 Same = Callable[[Any, Any], bool]
+
+
+def _definition(module: nn.Module, _: str) -> str:
+    return source.of_definition(type(module).forward)
 
 
 def equal_copies(new: Any, old: Any) -> bool:
@@ -36,13 +42,20 @@ def equal_copies(new: Any, old: Any) -> bool:
 
 
 @contextmanager
-def unchanged(model: object, added: Collection[str], *, same: Same = operator.is_) -> Iterator[None]:
+def unchanged(
+    model: object,
+    added: Collection[str],
+    *,
+    same: Same = operator.is_,
+    where: Callable[[nn.Module, str], str] = _definition,
+) -> Iterator[None]:
     """Undo the block's changes to the model's modules: to their attributes, state, containers and random generators.
 
     Args:
         model: the model; a function has no state.
         added: attributes that the tracer adds to the model during the block.
         same: takes a new and an old value, and returns whether the replacement does not count as a change.
+        where: takes a module and an attribute's name, and returns where the attribute was changed, for the error.
 
     Raises:
         CaptureError: the block changed something.
@@ -57,7 +70,7 @@ def unchanged(model: object, added: Collection[str], *, same: Same = operator.is
             if not name:
                 _forget_cached(module, copy)
         for (module, name, value), copy in zip(held, before, strict=True):
-            ignored = added if value is getattr(model, "__dict__", None) else ()
+            ignored = [*(added if module is model else ()), *_own_lists(module)] if not name else ()
             if difference := _difference(value, copy, ignored, same):
                 changed.append((module, name or difference))
             if difference or same is not operator.is_:
@@ -65,7 +78,7 @@ def unchanged(model: object, added: Collection[str], *, same: Same = operator.is
     for module, name in changed:
         raise CaptureError(
             f"the forward changes {type(module).__name__}.{name}, so one step would depend on the last",
-            where=source.of_definition(type(module).forward),
+            where=where(module, name),
             hint="Return the value instead, or write to a buffer in place.",
         )
 
@@ -75,8 +88,14 @@ def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
     for _, module in local_modules(model):
         yield module, "", module.__dict__
         for name, value in module.__dict__.items():
+            if name in _own_lists(module):
+                continue
             if type(value) in _CONTAINERS or _generator_state(value) is not None:
                 yield module, name, value
+
+
+def _own_lists(module: nn.Module) -> Collection[str]:
+    return WEIGHT_LISTS if isinstance(module, nn.RNNBase) else ()
 
 
 def _forget_cached(module: nn.Module, known: Collection[str]) -> None:

@@ -16,7 +16,7 @@ import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from operator import is_
 from typing import Any, ClassVar, NamedTuple
 
@@ -43,7 +43,7 @@ from fxlib.capture.intercept import Interception, leave_logging_alone
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.samples import Samples
-from fxlib.capture.state import equal_copies, generators_unused, unchanged
+from fxlib.capture.state import WEIGHT_LISTS, equal_copies, generators_unused, unchanged
 from fxlib.capture.trace.checks import refuse_out
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.errors import CaptureError, FxlibError
@@ -317,9 +317,8 @@ def _without_hooks(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _weight_lists_kept(module: nn.Module) -> Iterator[None]:
     """Put back the weight lists of recurrent modules, which rebuild them from the stand-ins for their weights."""
-    names = ("_flat_weights", "_flat_weight_refs")
     kept = [
-        (each, {name: each.__dict__[name] for name in names})
+        (each, {name: each.__dict__[name] for name in WEIGHT_LISTS})
         for _, each in local_modules(module)
         if isinstance(each, nn.RNNBase)
     ]
@@ -332,18 +331,24 @@ def _weight_lists_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _begun(module: nn.Module, around: _Around, stand_ins: StandIns) -> Iterator[None]:
-    """Start the checks of values when the exported forward begins, and make containers of its results when it ends."""
+    """Start the checks of values when the exported forward begins, and make containers of its results when it ends.
+
+    What the forward changes of its modules is looked for where it ends: afterwards, torch.export has put it back.
+    """
     outliving = {id(value) for _, each in local_modules(module) for value in vars(each).values()}
+    forward = ExitStack()
 
     def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
         around.export_checks.values.begin(args, kwargs)
         stand_ins.begin(args, kwargs)
         around.recorder.given((*args, *kwargs.values()))
         around.recorder.forward_begins()
+        forward.enter_context(unchanged(module, (), where=around.recorder.changed_at))
 
     def end(_: nn.Module, __: Any, output: Any) -> None:
         around.recorder.handed_on(output)
         around.recorder.forward_ends()
+        forward.close()
 
     def result(_: nn.Module, __: Any, output: Any) -> Any:
         for each in pytree.tree_leaves(output):
@@ -359,6 +364,7 @@ def _begun(module: nn.Module, around: _Around, stand_ins: StandIns) -> Iterator[
     try:
         yield
     finally:
+        forward.pop_all()
         for handle in handles:
             handle.remove()
 

@@ -550,8 +550,11 @@ class Observations:
 
     def stored(self, name: str, owner: Any) -> None:
         """Handle the write or deletion of an attribute."""
-        if id(owner) in self._record.modules or not self._record.knows(owner) or is_a(owner, VALUES):
-            return  # modules are watched as a whole
+        if id(owner) in self._record.modules:  # these are watched as a whole
+            self._record.written.setdefault((id(owner), name), source.here())
+            return
+        if not self._record.knows(owner) or is_a(owner, VALUES):
+            return
         if is_a(owner, type):
             fact = self._record.fact(Kind.CLASS, owner, name, owner.__dict__.get(name, Mark.ABSENT))
         else:

@@ -104,6 +104,8 @@ class Record:
         self._counted: set[int] = set()
         self.large: dict[int, str] = {}
         """Warnings about large containers that the forward has searched, by the containers' ids."""
+        self.written: dict[tuple[int, str], str] = {}
+        """The place where the forward first wrote to each attribute of a module, by the module's id and the name."""
         self._made: list[tuple[weakref.ref[Any], str]] = []
         self._alone = True
         """Whether this was the only thread when the forward began."""

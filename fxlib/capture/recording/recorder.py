@@ -249,6 +249,10 @@ class Recorder:
         """Whether the forward may behave differently with parameters or buffers of other classes."""
         return self._record.asked_classes
 
+    def changed_at(self, module: nn.Module, name: str) -> str:
+        """Return where the forward wrote to a module's attribute, or where it is defined if that is unknown."""
+        return self._record.written.get((id(module), name)) or source.of_definition(type(module).forward)
+
     @property
     def writes_out(self) -> str:
         """The file:line of the forward's first statement that prints or logs; empty if none does."""

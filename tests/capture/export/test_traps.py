@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -309,3 +310,56 @@ def test_without_gradients_outputs_that_take_one_are_only_compared() -> None:
     x = X.clone().requires_grad_()
     model = nn.Flatten(0)
     assert fxlib.verify(model, fxlib.capture(model), [x], grad=False)
+
+
+class Keeps(nn.Module):
+    """Keeps what it computes, as attention layers do with their weights, and never asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.kept: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.inner(x)
+        return x + 1
+
+
+class KeepsShape(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = x.shape[0]
+        return x + 1
+
+
+class KeepsInside(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.last = x
+        return x + 1
+
+
+@pytest.mark.parametrize("model", [Keeps(), KeepsShape(), KeepsInside()], ids=lambda each: type(each).__name__)
+def test_an_attribute_that_is_kept_for_later_is_refused(model: Keeps) -> None:
+    model.inner.last = None  # type: ignore[assignment]
+    with pytest.raises(CaptureError, match=r"changes \w+\.(kept|last), so one step would depend") as refused:
+        _export(model, X)
+    assert __file__ in refused.value.where
+    assert model.kept is None
+    assert model.inner.last is None
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_a_weight_that_a_hook_computes_is_refused() -> None:
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)))
+    weight = model[0].weight
+    with pytest.raises(CaptureError, match=r"changes Linear\.weight"):
+        _export(model, X)
+    assert model[0].weight is weight
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_recurrent_modules_rebuild_lists_of_their_own(kind: Callable[[int, int], nn.RNNBase]) -> None:
+    model = kind(4, 4)
+    lists = model._flat_weights
+    same = fxlib.verify(model, _export(model, X), [X])
+    assert same, same
+    assert model._flat_weights is lists
