@@ -22,7 +22,7 @@ IN_FLIGHT = "in_flight"
 COLOURS = {
     "forward": "#c7d7ee", "loss": "#aebfd8", "backward": "#9fc5b0", "optimizer": "#b7a9d6",
     "call": "#d1495b", "wait": "#d1495b", "push": "#e08e45", "issue": "#2d6a9f", IN_FLIGHT: "#e9c46a",
-    "nothing_written": "#8ab17d", "by_keys": "#2a9d8f", "behind_push": "#bc8a5f",
+    "nothing_written": "#8ab17d", "by_keys": "#2a9d8f", "behind_push": "#bc8a5f", "stale": "#8d6a9f",
 }  # fmt: skip
 MEANINGS = {
     "forward": "compute: forward", "backward": "compute: backward", "optimizer": "optimizer", "issue": "issue",
@@ -30,6 +30,7 @@ MEANINGS = {
 }  # fmt: skip
 AHEAD = {
     "nothing_written": "in flight ahead of its step", "by_keys": "ahead by keys", "behind_push": "behind the push",
+    "stale": "ahead of a push that it missed",
 }  # fmt: skip
 """Kinds of calls in flight for a later step, and their meaning."""
 WIDTH, MARGIN, ROW, GAP = 1100, 130, 14, 3

@@ -9,7 +9,7 @@ import inspect
 import random
 import sys
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -113,6 +113,14 @@ def _generators() -> tuple[object, ...]:
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), of_numpy
 
 
+def _steps_stale(stale: object) -> int:
+    if not isinstance(stale, int) or isinstance(stale, bool) or stale < 0:
+        raise FxlibError(
+            f"stale={stale!r}", where="fxlib.pipeline", hint="Give a number of steps; 0 means that no read is stale."
+        )
+    return stale
+
+
 def pipeline(
     loader: Iterable[B],
     module: nn.Module | Callable[[], nn.Module],
@@ -123,6 +131,7 @@ def pipeline(
     ahead: bool = False,
     defer_pushes: bool = False,
     trainers: int | None = None,
+    stale: int = 0,
 ) -> Pipeline[B]:
     """Yield a loader's batches, and make the declared reads of the next ones while the loop works on the current one.
 
@@ -149,9 +158,11 @@ def pipeline(
         trainers: number of processes that write to the servers. If there are several, reads of states that pushes write
             stay in their step. By default, the ranks of the process group count, and RPC workers that the module does
             not call.
+        stale: number of steps whose pushes a read may miss. Above 0, results are not those of the plain loop, and may
+            differ from run to run; `Pipeline.staleness` counts how stale the reads were.
 
     Raises:
-        FxlibError: `depth` or `trainers` is less than 1, or `module` is not a module.
+        FxlibError: `depth` or `trainers` is less than 1, `stale` is no number of steps, or `module` is not a module.
     """
     return Pipeline(
         loader,
@@ -162,6 +173,7 @@ def pipeline(
         ahead=ahead,
         defer_pushes=defer_pushes,
         trainers=trainers,
+        stale=stale,
     )
 
 
@@ -172,6 +184,8 @@ class Pipeline(Generic[B]):
         why_not_ahead: why batches are not pulled before the loop asks for them; empty if they are.
         taken: number of calls so far whose results were fetched ahead and taken.
         unused: number of calls so far that were made ahead but not taken.
+        staleness: number of calls taken so far that read what pushes write, by the number of steps whose pushes they
+            may have missed: {0: 10, 1: 90} after 100 such reads, of which 90 missed the push of one step.
     """
 
     def __init__(
@@ -185,6 +199,7 @@ class Pipeline(Generic[B]):
         ahead: bool,
         defer_pushes: bool,
         trainers: int | None,
+        stale: int,
     ) -> None:
         if depth < 1:
             raise FxlibError(f"depth={depth} batches", where="fxlib.pipeline", hint="Give a depth of 1 or more.")
@@ -205,10 +220,12 @@ class Pipeline(Generic[B]):
         self._memory_bytes = memory_bytes
         self._defer_pushes = defer_pushes
         self._trainers = trainers
+        self._stale = _steps_stale(stale)
         self._used: dict[ModuleAhead, list[_Pulled[B]]] = {}
         """The modules of the epoch for which calls are made ahead, each with the batches of these calls."""
         self.why_not_ahead = "" if ahead else _why_not_ahead(loader)
         self.taken = self.unused = 0
+        self.staleness = Counter[int]()
         self._state: Any = None
         self._forward: Callable[..., Any] | None = None
         """The forward whose arguments have the names that follow."""
@@ -284,9 +301,11 @@ class Pipeline(Generic[B]):
         finally:
             for ahead, pulled in used.items():
                 ahead.withdraw([each.entry for each in pulled])
-                ahead.close(leaves_pushes=self._defer_pushes)
+                ahead.close(leaves_pushes=self._defer_pushes, stale=self._stale)
                 self.taken, self.unused = self.taken + ahead.taken, self.unused + ahead.unused
                 ahead.taken = ahead.unused = 0
+                self.staleness += ahead.staleness
+                ahead.staleness.clear()
 
     def _fetch(self, queue: Iterable[_Pulled[B]], used: dict[ModuleAhead, list[_Pulled[B]]]) -> None:
         """Make calls for the batches that were pulled, as far as the memory limit allows."""
@@ -296,7 +315,7 @@ class Pipeline(Generic[B]):
         ahead, held = ahead_of(module), 0
         if ahead not in used:
             used[ahead] = []
-            ahead.open(self._depth, leaves_pushes=self._defer_pushes, trainers=self._trainers)
+            ahead.open(self._depth, leaves_pushes=self._defer_pushes, trainers=self._trainers, stale=self._stale)
         for index, each in enumerate(queue):
             if each.error is not None:
                 return

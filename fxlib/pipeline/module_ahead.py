@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import get_ident
@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from fxlib import batch
 from fxlib.analysis.effects.prologue import Way, meet
-from fxlib.analysis.effects.resources import ServerState
+from fxlib.analysis.effects.resources import ServerState, states_of
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
 from fxlib.pipeline.choice import Choice, InTurn, MeasuredChoice
@@ -133,6 +133,10 @@ class ModuleAhead(LeavesPushes):
         self._trainers = Trainers(module)
         self._choice: Choice = MeasuredChoice()
         self._depth = 1
+        self._stale_limits: list[int] = []
+        """The `stale=` of each open pipeline."""
+        self._most_stale = 0
+        """Number of steps whose pushes a read may miss: the smallest that an open pipeline allows."""
         self._not_by_keys: dict[Node, str] = {}
         """Calls that are no longer repaired row by row, and why."""
         self._without_state: set[Node] = set()
@@ -145,6 +149,8 @@ class ModuleAhead(LeavesPushes):
         """Number of times in a row that a call's read was overwritten before a forward took it, by the call's node."""
         self.taken = self.unused = 0
         """Number of calls whose result a forward has taken, and number of calls that were made but not taken."""
+        self.staleness = Counter[int]()
+        """Number of calls taken that read what pushes write, by the number of steps whose pushes they missed."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None  # the fetched results belong to forwards of the module that was copied
@@ -154,9 +160,9 @@ class ModuleAhead(LeavesPushes):
         program = None if self._is_distributed else self._program_for(args, kwargs)
         if program is None or not program.calls:
             return None
-        if self._loops and self._choice.way is None:
+        if self._loops and self._choice.way is None and not self._most_stale:
             return None
-        by_keys = self._choice.way is Way.BY_KEYS
+        by_keys = self._choice.way is Way.BY_KEYS and not self._most_stale and not self._several_trainers
         try:
             values = program.values(args, kwargs)
             noted = program.noted(values)
@@ -196,18 +202,21 @@ class ModuleAhead(LeavesPushes):
             self._warn(Reason.AHEAD_OTHER_INPUTS.sentence(entry.why_not))
         self._rest()
 
-    def open(self, depth: int, *, leaves_pushes: bool = False, trainers: int | None = None) -> None:
+    def open(self, depth: int, *, leaves_pushes: bool = False, trainers: int | None = None, stale: int = 0) -> None:
         """Begin to watch the writes of this process, because a loop has begun.
 
         Args:
             depth: number of batches ahead of their step.
             leaves_pushes: whether `push_gradients` returns before pushes were answered.
             trainers: number of processes that write to the servers; None if the program has not said.
+            stale: number of steps whose pushes a read may miss; of several loops, the smallest holds for all.
         """
         self._trainers.loop_began(trainers)
         self.settle_pushes()
         self._loops += 1
         self._leaving += leaves_pushes
+        self._stale_limits.append(stale)
+        self._most_stale = min(self._stale_limits)
         self._batches = 0
         self._depth = depth
         self._choice.loop_began(depth)
@@ -222,7 +231,7 @@ class ModuleAhead(LeavesPushes):
             choice.offer(each.ways)
         choice.loop_began(self._depth)
 
-    def close(self, *, leaves_pushes: bool = False) -> None:
+    def close(self, *, leaves_pushes: bool = False, stale: int = 0) -> None:
         """Undo `open`. An exception of a push in flight is kept until it can be raised."""
         try:
             self.settle_pushes()
@@ -231,6 +240,8 @@ class ModuleAhead(LeavesPushes):
             warnings.warn(f"a push has failed that a loop left in flight: {error}", FxlibWarning, stacklevel=2)
         self._loops -= 1
         self._leaving -= leaves_pushes
+        self._stale_limits.remove(stale)
+        self._most_stale = min(self._stale_limits, default=0)
         self._forget_blocks()
         self._rest()
 
@@ -243,7 +254,7 @@ class ModuleAhead(LeavesPushes):
         """Note that the step of a loop's batch is over; `entry` has the calls that were made ahead for it, if any."""
         self._steps += 1
         self._batches += 1
-        if self._period is None:
+        if self._period is None and not self._most_stale:
             self._choice.step_ended()
         if entry is not None:
             self.expire(entry)
@@ -345,15 +356,16 @@ class ModuleAhead(LeavesPushes):
     def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
         """Return the reads that may travel with the next pushes."""
         travelling: list[Travels] = []
-        if self._several_trainers:
+        if self._several_trainers and not self._most_stale:
             self._trainers.warn()
         sample = self._pushes if self._pushes % SAMPLED == 0 else None
         blocks, self._blocks = self._blocks, []
         self._updates = Updates(pushes, blocks) if blocks and not self._several_trainers else None
+        states = _written_by(pushes) if self._most_stale else frozenset()
         for before, entry in self._to_come():
             is_next = before < self._steps_of_push and not self._several_trainers
             for each in entry.waiting:
-                if each.is_behind_push:
+                if each.is_behind_push and not (self._most_stale and each.misses(states, most=self._most_stale)):
                     each.pushed(pushes, sample=sample if is_next else None, updates=self._updates)
                     if is_next:
                         travelling += each.to_travel()
@@ -386,7 +398,7 @@ class ModuleAhead(LeavesPushes):
 
     def _step_pushed(self) -> None:
         self._pushes += 1
-        if self._loops:
+        if self._loops and not self._most_stale:
             self._choice.step_ended()
         self._period = self._steps_of_push
         self._steps = -1 if self._loops else 0  # in a loop, this step has not ended yet
@@ -407,39 +419,60 @@ class ModuleAhead(LeavesPushes):
 
     def _make(self, entry: Entry, before: int, *, pushed: bool) -> None:
         """Make the calls of a batch that need not wait for a push; its forward comes after `before` others."""
-        left = self._left
         with self._limits(entry.program), self._own_calls():
             for each in entry.waiting:
                 each.rides = False
-                if each.state is State.PARKED and self._may_leave(each, before, pushed=pushed):
-                    if left is None or each.rows is None or not each.rows.is_concurrent:
-                        each.make()
-                        continue
-                    each.make(beside=left.writes)
-                    each.pushed(left.pushes.pushes, sample=None, updates=self._updates)
-                    each.updated(self._updates)
+                stale = self._most_stale > 0 and self._may_be_stale(each, before, pushed=pushed)
+                if each.state is State.PARKED and self._may_leave(each, before, pushed=pushed, stale=stale):
+                    self._leave(each, stale=stale)
                 elif pushed and before < (self._period or 1) and (again := each.repair()) is not None:
                     again.make()
 
-    def _may_leave(self, request: Request, before: int, *, pushed: bool) -> bool:
+    def _leave(self, request: Request, *, stale: bool) -> None:
+        """Make a call; if pushes were left in flight, it may run beside them if its contract says so."""
+        left = self._left
+        if left is None or not request.is_concurrent or (request.rows is None and not stale):
+            request.make(stale=stale)
+            return
+        request.make(beside=left.writes, stale=stale)
+        if request.rows is None:
+            request.misses(_written_by(left.pushes.pushes), most=self._most_stale)
+        else:
+            request.pushed(left.pushes.pushes, sample=None, updates=self._updates)
+            request.updated(self._updates)
+
+    def _may_leave(self, request: Request, before: int, *, pushed: bool, stale: bool) -> bool:
         """Whether a call need not wait for a push, and need not be left to its forward because others keep writing."""
-        waits = request.is_behind_push and (request.rows is None or self._several_trainers)
+        waits = request.is_behind_push and not stale and (request.rows is None or self._several_trainers)
         if waits and not self._is_free(before, pushed=pushed):
             return False
         return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
 
-    def _is_free(self, before: int, *, pushed: bool) -> bool:
-        """Whether no push is expected before the forward that comes after `before` others.
-
-        A wrong guess costs a wasted read, since the reads are made again at each push.
-        """
-        if self._several_trainers:
+    def _may_be_stale(self, request: Request, before: int, *, pushed: bool) -> bool:
+        """Whether a call may leave although pushes are in flight or expected that it will miss."""
+        if request.rows is not None or not request.is_behind_push:
             return False
+        in_flight = self._left is not None
+        if in_flight and not request.is_concurrent:
+            return False
+        return 0 < in_flight + self._pushes_before(before, pushed=pushed) <= self._most_stale
+
+    def _is_free(self, before: int, *, pushed: bool) -> bool:
+        """Whether no push is expected before the forward that comes after `before` others."""
+        if self._several_trainers and not self._most_stale:
+            return False
+        return self._pushes_before(before, pushed=pushed) == 0
+
+    def _pushes_before(self, before: int, *, pushed: bool) -> int:
+        """Return how many pushes are expected before the forward that comes after `before` others.
+
+        A wrong guess costs a wasted read, since at each push the reads are made again that may not miss it.
+        """
         if pushed:
-            return before < (self._period or 1)
+            return before // (self._period or 1)
         if self._period is None:
-            return self._steps > 0
-        return self._steps + before < self._period
+            return 0 if self._steps > 0 else before
+        return (self._steps + before) // self._period
 
     @property
     def _steps_of_push(self) -> int:
@@ -495,6 +528,8 @@ class ModuleAhead(LeavesPushes):
             future = request.take() if self._left is None else request.take_later(self.settle_pushes)
             if future is not None:
                 self.taken += 1
+                if request.is_behind_push:
+                    self.staleness[request.missed] += 1
                 self._in_vain.pop(request.call.node, None)
             return future
 
@@ -507,6 +542,8 @@ class ModuleAhead(LeavesPushes):
 
     def _may_be_taken(self, request: Request) -> bool:
         """Whether a forward may have the result; for a read that travels with pushes in flight, this shows later."""
+        if request.missed > self._most_stale:
+            return False
         return request.state is State.IN_FLIGHT or (
             self._left is not None and request.rides and request.state is State.PARKED
         )
@@ -558,6 +595,12 @@ class ModuleAhead(LeavesPushes):
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(f"what was fetched ahead for a batch was not used: {why}", FxlibWarning, stacklevel=4)
+
+
+def _written_by(pushes: Sequence[Push]) -> frozenset[ServerState]:
+    """Return the states that pushes write."""
+    distinct = {(id(each.contract), each.server): each for each in pushes}
+    return frozenset().union(*(states_of(each.contract, each.server)[1] for each in distinct.values()))
 
 
 def _stand_in(

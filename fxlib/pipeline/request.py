@@ -58,6 +58,7 @@ class Request:
         state: see `State`.
         rows: its rows, if it is read by keys; None if it is not, or if this batch has no such keys.
         rides: whether it travels with pushes that are being made.
+        missed: number of steps whose pushes it may have missed, though they may change what it reads.
         why_not_by_keys: why its result can no longer be repaired row by row; empty if it can.
         why_not_with_state: why its rows are no longer read with their state; empty if they can be.
         is_updated: whether its rows are about to be updated in the same way as the current pushes update them.
@@ -67,10 +68,12 @@ class Request:
         "_arguments",
         "_end_spans",
         "_future",
+        "_is_counted",
         "_read_again",
         "_sent",
         "call",
         "is_updated",
+        "missed",
         "rides",
         "rows",
         "state",
@@ -86,6 +89,9 @@ class Request:
         self.rides = False
         self.why_not_by_keys = self.why_not_with_state = ""
         self.is_updated = False
+        self.missed = 0
+        self._is_counted = False
+        """Whether `missed` counts the current pushes."""
         self._arguments = arguments
         self._sent = arguments
         """The arguments that are sent instead, so that the rows come with their state."""
@@ -135,14 +141,24 @@ class Request:
         """Whether it is a message of several calls."""
         return self.call.node.target is issue_batch
 
-    def make(self, beside: Collection[object] = ()) -> None:
-        """Make the call now, unless a write in flight other than those in `beside` may change what it reads."""
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether it may run concurrently with pushes to what it reads."""
+        return all(each is not None and each.concurrent for each in self.call.contracts)
+
+    def make(self, beside: Collection[object] = (), *, stale: bool = False) -> None:
+        """Make the call now, unless a write in flight other than those in `beside` may change what it reads.
+
+        Args:
+            beside: writes in flight, in the form of `Watch.in_flight`.
+            stale: whether pushes are expected before its forward, which it will miss.
+        """
         self.state = State.IN_FLIGHT  # from here on, a write by another thread drops it
         if is_this_process(self._arguments[0]) or WATCH.is_being_written(self.call.reads, but=beside):
             self.drop()
             return
         issue: Callable[..., Any] = issue_batch if self.is_batch else ops.issue_call
-        end_spans = self.begin_spans(self.way)
+        end_spans = self.begin_spans(Way.STALE if stale else self.way)
         self._future = issue(*self._sent)
         _ended_by(self._future, end_spans)
 
@@ -177,6 +193,8 @@ class Request:
             updates: the known results of the pushes on rows.
         """
         if self.rows is None or self.state is not State.IN_FLIGHT:
+            if self.state is State.IN_FLIGHT and not self.is_concurrent:
+                self._await()
             self.park()
             return
         self.is_updated = updates is not None and self.rows.may_be_updated(updates)
@@ -192,6 +210,28 @@ class Request:
         if not self.rows.is_concurrent:
             self._await()
 
+    def misses(self, states: frozenset[ServerState], *, most: int) -> bool:
+        """Count a step's pushes, which are about to be made, as missed, unless it has missed the `most` allowed.
+
+        Args:
+            states: the states that the pushes write.
+            most: the number of steps whose pushes it may miss.
+
+        Returns:
+            Whether its result may still be taken; else it has to be read behind these pushes.
+        """
+        self._is_counted = False
+        if self.state is not State.IN_FLIGHT or self.rows is not None:
+            return False
+        if meet(self.call.reads, states):
+            if self.missed >= most:
+                return False
+            self.missed += 1
+            self._is_counted = True
+            if not self.is_concurrent:
+                self._await()
+        return True
+
     def updated(self, updates: Updates | None) -> None:
         """Take over the rows as the current pushes change them; None if that cannot be known after all."""
         if not self.is_updated:
@@ -204,8 +244,8 @@ class Request:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether it knows the current pushes, and which of its rows they change."""
-        return self.rides or (self.rows is not None and self.state is State.IN_FLIGHT)
+        """Whether it knows the current pushes, and which of its rows they change, or may miss them."""
+        return self.rides or (self.state is State.IN_FLIGHT and (self.rows is not None or self._is_counted))
 
     def to_travel(self) -> list[Travels]:
         """Return the parts that may travel with the next pushes: the whole call, some rows again, or nothing."""
@@ -235,6 +275,7 @@ class Request:
         """Forget the result of the read, and wait for the next chance to leave."""
         if self.state is not State.TAKEN:
             self.state, self._future = State.PARKED, None
+            self.missed, self._is_counted = 0, False
             if self.rows is not None:
                 self.rows.forget()
 

@@ -82,8 +82,8 @@ class CallReport:
     ahead_remedy: str = ""
     """The declaration or change that would let the call run ahead; empty if there is none."""
     way: str = ""
-    """How the call ran ahead in the recorded steps: "nothing_written" (as soon as its batch was known), "behind_push"
-    or "by_keys"; empty if it did not."""
+    """How the call ran ahead in the recorded steps: "nothing_written" (as soon as its batch was known), "behind_push",
+    "by_keys" or "stale" (it missed pushes); empty if it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +323,7 @@ WAYS: Final = {
     "nothing_written": "read ahead, as nothing writes what they read",
     "behind_push": "read behind the push before",
     "by_keys": "read ahead by keys",
+    "stale": "read ahead of pushes that they missed",
 }
 """Maps a way of running ahead to the phrase for calls that do so."""
 _LIMITS: Final = {

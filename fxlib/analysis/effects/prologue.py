@@ -49,6 +49,8 @@ class Way(Enum):
     """A push writes what the call reads: it may leave with or after the pushes of the step before."""
     BY_KEYS = "by_keys"
     """Pushes write rows of what the call reads, and say which: it may leave at once, and those rows are read again."""
+    STALE = "stale"
+    """A push writes what the call reads, and the program lets it miss some: no call has this way by its contract."""
 
 
 def ways(of_calls: Collection[Way]) -> tuple[Way, ...]:
