@@ -21,6 +21,14 @@ def service_address() -> str:
     return os.environ.get(SERVICE) or DEFAULT_ADDRESS
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text is "host:port", a socket ("unix:PATH"), or a target in one of gRPC's own schemes."""
+    if text.startswith("unix:") or "/" in text:
+        return True
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16
+
+
 def disabled() -> bool:
     """Return whether the environment says that every module stays the original."""
     return os.environ.get(DISABLE, "") not in ("", "0")

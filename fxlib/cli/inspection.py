@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxlib.cli.options import output
+from fxlib.cli.options import UsageError, output, unreadable
 from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 
@@ -61,7 +61,7 @@ def analysis_of(options: argparse.Namespace) -> Analysis:
         module = fxlib.load(options.file)
         profile = None if options.profile is None else fxlib.load_profile(options.profile)
     except OSError as error:
-        raise FxlibError(error.strerror or str(error), where=str(error.filename or options.file)) from error
+        raise unreadable(error, str(error.filename or options.file)) from error
     return analyze(module, inputs, device=options.device, profile=profile, symbolic=options.symbolic)
 
 
@@ -71,12 +71,12 @@ def _input(text: str) -> torch.Tensor:
     shape, _, name = text.partition(":")
     dtype = getattr(torch, name or "float32", None)
     if not isinstance(dtype, torch.dtype):
-        raise FxlibError(f"{text!r} is not a tensor", where="--input", hint=_FORM)
+        raise UsageError(f"{text!r} is not a tensor", where="--input", hint=_FORM)
     try:
         sizes = [int(each) for each in shape.split("x")] if shape else []
         return torch.empty(sizes, dtype=dtype, device="meta")
     except (ValueError, TypeError, RuntimeError) as error:
-        raise FxlibError(f"{text!r} is not a tensor", where="--input", hint=_FORM) from error
+        raise UsageError(f"{text!r} is not a tensor", where="--input", hint=_FORM) from error
 
 
 def _add_analyze(commands: Commands) -> None:
@@ -209,7 +209,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     if options.threads is not None:
         if options.threads < 1:
-            raise FxlibError(f"{options.threads} threads are too few", where="--threads", hint="Give 1 or more.")
+            raise UsageError(f"{options.threads} threads are too few", where="--threads", hint="Give 1 or more.")
         torch.set_num_threads(options.threads)
     device = calibrate(seconds=options.seconds)
     try:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
+from functools import partial
 from typing import TYPE_CHECKING
 
-from fxlib.cli.options import add_service, endpoint_of
+from fxlib.cli.options import UsageError, add_service, endpoint_of
 from fxlib.cli.printing import say, say_json
-from fxlib.errors import FxlibError
 from fxlib.reasons import Reason
+from fxlib.utils.command_line import nearest
+from fxlib.utils.text import plain
 
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
     from fxlib.v1 import jobs_pb2
+
+_NARROWEST = 60
+"""Columns of the narrowest terminal that text is wrapped for."""
 
 
 def add_to(commands: Commands) -> None:
@@ -51,16 +58,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text(known: jobs_pb2.ListPassesResponse) -> str:
-    from fxlib.utils.text import table
-
-    recipes = [["recipe", "passes", ""], *([each.name, ", ".join(each.passes), each.summary] for each in known.recipes)]
-    passes = [["pass", "preserves", "needs", ""]]
-    passes += [[each.name, each.preserves, ", ".join(each.needs) or "-", each.summary] for each in known.passes]
-    options = [["pass", "option", "type", "default", ""]]
+    recipes = [(each.name, [each.summary, ", ".join(each.passes)]) for each in known.recipes]
+    passes = []
     for each in known.passes:
-        options += [[each.name, one.name, one.type, one.default_value, one.doc] for one in each.options]
-    tables = (table(rows, indent="") for rows in (recipes, passes, options))
-    return "\n\n".join(map("\n".join, tables))
+        needs = f"; needs {', '.join(each.needs)}" if each.needs else ""
+        options = [f"{one.name} ({one.type}, default {one.default_value}): {one.doc}" for one in each.options]
+        passes.append((each.name, [each.summary, f"preserves {each.preserves}{needs}", *options]))
+    return "\n\n".join(["recipes:", *map(_entry, recipes), "passes:", *map(_entry, passes)])
+
+
+def _entry(entry: tuple[str, list[str]]) -> str:
+    """Return a name, and below it paragraphs that are as wide as the terminal."""
+    name, paragraphs = entry
+    wrap = partial(textwrap.wrap, width=max(_NARROWEST, shutil.get_terminal_size().columns - 1))
+    lines = [wrap(plain(each), initial_indent=" " * 4, subsequent_indent=" " * 6) for each in paragraphs]
+    return "\n".join([f"  {plain(name)}", *(line for each in lines for line in each)])
 
 
 def _add_reasons(commands: Commands) -> None:
@@ -80,11 +92,14 @@ def _reasons(options: argparse.Namespace) -> int:
     """Print the reasons.
 
     Raises:
-        FxlibError: a code is not that of a reason.
+        UsageError: a code is not that of a reason.
     """
     codes = [each.upper() for each in options.codes] or list(Reason.__members__)
     if unknown := next((each for each in codes if each not in Reason.__members__), None):
-        raise FxlibError(f"no reason is called {unknown}", hint="`fxlib reasons` lists them.")
+        raise UsageError(
+            f"no reason is called {unknown}",
+            hint=nearest(unknown, Reason.__members__).removeprefix(". ") or "`fxlib reasons` lists them.",
+        )
     rows = [(each, Reason[each].sentence("...")) for each in codes]
     if options.json:
         say_json(dict(rows))

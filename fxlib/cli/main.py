@@ -23,8 +23,10 @@ from fxlib.cli import (
     worker,
     zoo,
 )
+from fxlib.cli.options import UsageError
 from fxlib.cli.printing import warn
 from fxlib.errors import FxlibError, of_system
+from fxlib.utils.command_line import Parser
 
 _EPILOG = """exit codes: 0 done; 1 it failed, or there is no answer; 2 the command line is wrong; 130 interrupted
 
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     from fxlib import __version__
 
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="fxlib",
         description="Make distributed training jobs faster without touching the model, and prove it.",
         epilog=_EPILOG,
@@ -74,7 +76,7 @@ def _guarded(run: Callable[[], int]) -> int:
         return code
     except FxlibError as error:
         warn(f"fxlib: {error}")
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # The reader closed the pipe, so that what is still buffered must not be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

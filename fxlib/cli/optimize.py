@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from fxlib.cli.options import add_service, called, endpoint_of, label, output, step
+from fxlib.cli.options import UsageError, add_service, called, endpoint_of, label, output, step, unreadable
 from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 
@@ -31,7 +31,7 @@ def add_to(commands: Commands) -> None:
         "returns (model, workload); it is imported and called in this process.",
     )
     parser.add_argument("factory", metavar="FACTORY", help="pkg.mod:function")
-    add_service(parser)
+    add_service(parser, patience_s=5.0)
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--recipe", default="schedule", help="name of a recipe (default: %(default)s); see fxlib passes")
     asked.add_argument(
@@ -193,7 +193,7 @@ def _made(name: str) -> tuple[nn.Module, Workload]:
             problem = f"returned ({', '.join(type(each).__name__ for each in made)})"
         case _:
             problem = f"returned {type(made).__name__}"
-    raise FxlibError(problem, where=f"FACTORY {name}", hint=_FACTORY_HINT)
+    raise UsageError(problem, where=f"FACTORY {name}", hint=_FACTORY_HINT)
 
 
 def _profile(path: str | None) -> Profile | None:
@@ -204,7 +204,7 @@ def _profile(path: str | None) -> Profile | None:
     try:
         return fxlib.load_profile(path)
     except OSError as error:
-        raise FxlibError(error.strerror or str(error), where=path) from error
+        raise unreadable(error, path) from error
 
 
 if TYPE_CHECKING:
@@ -224,13 +224,13 @@ def with_rules(passes: Sequence[PassOptions], name: str | None) -> list[PassOpti
         name: "pkg.mod:function", imported and called in this process; None if there are no rules.
 
     Raises:
-        FxlibError: there is no such function, it returns no rules, or no pass takes rules.
+        UsageError: there is no such function, it returns no rules, or no pass takes rules.
         PassError: a rule is not valid.
     """
     if name is None:
         return list(passes)
     if not any(step == _PASS for step, _ in passes):
-        raise FxlibError(f"no pass takes them; add --pass {_PASS}", where=f"--rules {name}")
+        raise UsageError(f"no pass takes them; add --pass {_PASS}", where=f"--rules {name}")
     rules = _rules(name)
     return [(step, {**options, "rules": rules} if step == _PASS else options) for step, options in passes]
 
@@ -240,5 +240,5 @@ def _rules(name: str) -> tuple[Rule, ...]:
 
     made = called(name, f"--rules {name}", _HINT)
     if not (isinstance(made, (list, tuple)) and made and all(isinstance(each, Rule) for each in made)):
-        raise FxlibError(f"returned {made!r}", where=f"--rules {name}", hint=_HINT)
+        raise UsageError(f"returned {made!r}", where=f"--rules {name}", hint=_HINT)
     return tuple(made)

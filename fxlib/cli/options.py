@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fxlib.config import DEFAULT_ADDRESS, SERVICE, service_address
+from fxlib.config import DEFAULT_ADDRESS, SERVICE, is_address, service_address
 from fxlib.errors import FxlibError
 from fxlib.spec.labels import read_label
 from fxlib.utils.local_service import TOKEN_FILE
@@ -20,11 +20,28 @@ if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-def add_service(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Add the options for reaching the service; `optional` says that the command also works without one."""
+class UsageError(FxlibError):
+    """The error for a command line that names what there is not."""
+
+
+def unreadable(error: OSError, where: str, hint: str = "") -> FxlibError:
+    """Return the error for a file of the command line that cannot be read: a wrong command line if there is none."""
+    missing = isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError))
+    return (UsageError if missing else FxlibError)(error.strerror or str(error), where=where, hint=hint)
+
+
+def add_service(parser: argparse.ArgumentParser, *, optional: bool = False, patience_s: float = 2.0) -> None:
+    """Add the options for reaching the service.
+
+    Args:
+        parser: the command's parser.
+        optional: whether the command also works without a service.
+        patience_s: the default of `--patience`: longer where a service may just be starting.
+    """
     default = "" if optional else f" (default: what {SERVICE} says, else {DEFAULT_ADDRESS})"
     parser.add_argument(
         "--service",
+        type=_address,
         metavar="HOST:PORT",
         default=None if optional else service_address(),
         help=f"address of the service{default}",
@@ -32,7 +49,7 @@ def add_service(parser: argparse.ArgumentParser, *, optional: bool = False) -> N
     parser.add_argument(
         "--patience",
         type=float,
-        default=5.0,
+        default=patience_s,
         metavar="SECONDS",
         help="how long to try to reach it (default: %(default)s)",
     )
@@ -58,6 +75,12 @@ def endpoint_of(options: argparse.Namespace) -> Endpoint:
         insecure=options.insecure,
         patience_s=options.patience,
     )
+
+
+def _address(text: str) -> str:
+    if not is_address(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no HOST:PORT, such as {DEFAULT_ADDRESS}")
+    return text
 
 
 def output(text: str) -> str:
@@ -97,23 +120,23 @@ def called(name: str, where: str, hint: str) -> Any:
     """Import a function, call it without arguments, and return what it returns.
 
     Raises:
-        FxlibError: the name has another form, or there is no such function; `where` names the argument. Exceptions
+        UsageError: the name has another form, or there is no such function; `where` names the argument. Exceptions
             of the function itself are passed on.
     """
     module_name, colon, function = name.partition(":")
     if not (module_name and colon and function):
-        raise FxlibError(f"{name!r} is not of the form pkg.mod:function", where=where.partition(" ")[0], hint=hint)
+        raise UsageError(f"{name!r} is not of the form pkg.mod:function", where=where.partition(" ")[0], hint=hint)
     here = str(Path.cwd())
     if here not in sys.path:  # as `python -m` does
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)  # named by the user, on their own command line
     except ModuleNotFoundError as error:
-        raise FxlibError(str(error), where=where, hint=hint) from error
+        raise UsageError(str(error), where=where, hint=hint) from error
     for part in function.split("."):
         if not hasattr(found, part):
-            raise FxlibError(f"{module_name} has no {function!r}", where=where, hint=hint)
+            raise UsageError(f"{module_name} has no {function!r}", where=where, hint=hint)
         found = getattr(found, part)
     if not callable(found):
-        raise FxlibError(f"{function!r} is not a function", where=where, hint=hint)
+        raise UsageError(f"{function!r} is not a function", where=where, hint=hint)
     return found()

@@ -6,7 +6,7 @@ import argparse
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from fxlib.cli.options import called, output
+from fxlib.cli.options import UsageError, called, output
 from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 
@@ -52,10 +52,10 @@ def run(options: argparse.Namespace) -> int:
     where = f"WORLD {options.world}"
     world = called(options.world, where, _HINT)
     if not isinstance(world, AbstractContextManager):
-        raise FxlibError(f"returned {type(world).__name__}, not a context manager", where=where, hint=_HINT)
+        raise UsageError(f"returned {type(world).__name__}, not a context manager", where=where, hint=_HINT)
     with world as made:
         if not (isinstance(made, tuple) and len(made) == 2):
-            raise FxlibError(f"yielded {type(made).__name__}", where=where, hint=_HINT)
+            raise UsageError(f"yielded {type(made).__name__}", where=where, hint=_HINT)
         profile = measured(*made, steps=options.steps, pushes=options.pushes)
     try:
         fxlib.save_profile(profile, options.output)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,7 @@ def options_parser() -> argparse.ArgumentParser:
     """Return the parser of this command's options, which leaves those of the service."""
     parser = argparse.ArgumentParser(
         prog=f"fxlib {NAME}",
+        usage="%(prog)s [OPTION ...]",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -149,11 +150,18 @@ class _Help(argparse.Action):
     @override
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         parser.print_help()
-        sys.stdout.flush()
         with suppress(FxlibError):
             require("fxlib-service", "service")
-            subprocess.run(command("fxlib_service", ["--help"]), check=True, env=started_as(NAME))
+            asked = command("fxlib_service", ["--help"])
+            shown = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True, env=started_as(NAME)).stdout
+            say("\noptions of the service:\n" + _options_in(shown, without=parser._option_string_actions))
         parser.exit()
+
+
+def _options_in(shown: str, *, without: Collection[str]) -> str:
+    """Return the options in a parser's help, without those of these names."""
+    entries = re.split(r"^(?=  -)", shown.partition("\noptions:\n")[2], flags=re.MULTILINE)
+    return "".join(each for each in entries if each.split()[:1] and each.split()[0].rstrip(",") not in without)
 
 
 def _settled(application: str, arguments: Sequence[str]) -> dict[str, Any] | None:

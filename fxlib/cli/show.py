@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxlib.cli.options import unreadable
 from fxlib.cli.printing import say, say_json
 from fxlib.cli.profile import show
 from fxlib.errors import FxlibError
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         return _show(options)
     except OSError as error:
         hint = f"A job of the service is shown by: fxlib jobs show {options.file}" if _is_id(options.file.name) else ""
-        raise FxlibError(error.strerror or str(error), where=str(options.file), hint=hint) from error
+        raise unreadable(error, str(options.file), hint) from error
 
 
 def _is_id(name: str) -> bool:

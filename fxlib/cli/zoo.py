@@ -81,7 +81,7 @@ def _action(
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    add_service(parser)
+    add_service(parser, patience_s=5.0)
     parser.add_argument(
         "--only", action="append", default=[], metavar="PATTERN", help="only models of these names; repeatable"
     )

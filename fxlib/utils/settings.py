@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from fxlib.errors import OptionError
+from fxlib.utils.command_line import Parser
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -243,7 +244,7 @@ class Application(Generic[C]):
 
 @cache
 def _parser(application: Application[Any], program: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program,
         description=application.description,
         epilog=f"Each option may be given by an environment variable (FXLIB_{application.command.upper()}_...) and in "

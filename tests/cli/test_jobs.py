@@ -95,7 +95,7 @@ def test_optimize_without_a_service_fails_and_says_so(fxlib: Run) -> None:
 )
 def test_a_factory_that_is_none_is_one_line(fxlib: Run, factory: str, problem: str) -> None:
     ran = fxlib("optimize", factory)
-    assert ran.code == 1
+    assert ran.code == 2
     assert problem in ran.err
     assert len(ran.err.splitlines()) == 1
 

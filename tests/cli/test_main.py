@@ -67,6 +67,41 @@ def test_a_wrong_command_line_is_exit_code_2(fxlib: Run, arguments: list[str]) -
     assert fxlib(*arguments).code == 2
 
 
+@pytest.mark.parametrize("address", ["localhost:1x", "localhost", "here:", ":8470", "localhost:65536", "localhost:0"])
+def test_an_address_that_is_none_is_refused_at_once(fxlib: Run, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    ran = fxlib("jobs", "--service", address)
+    assert ran.code == 2
+    assert f"{address!r} is no HOST:PORT" in ran.err
+    monkeypatch.setenv("FXLIB_SERVICE", address)
+    assert fxlib("capabilities").err.splitlines()[-1] == ran.err.splitlines()[-1].replace("jobs list", "capabilities")
+
+
+@pytest.mark.parametrize(
+    "arguments, meant",
+    [
+        (["optimze"], "optimize"),
+        (["jobs", "lst"], "list"),
+        (["jobs", "--nmespace", "x"], "--namespace"),
+        (["optimize", "a:b", "--recpe=x"], "--recipe"),
+        (["reasons", "NO_SERVISE"], "NO_SERVER"),
+        (["serve", "--metrcs", "x"], "--metrics"),
+    ],
+)
+def test_an_error_names_what_was_probably_meant(arguments: list[str], meant: str) -> None:
+    command = [sys.executable, "-m", "fxlib.cli", *arguments]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert ran.stderr.rstrip().endswith(f"Did you mean {meant}?")
+
+
+def test_serve_explains_all_of_its_options_once() -> None:
+    command = [sys.executable, "-m", "fxlib.cli", "serve", "--help"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert shown.count("usage:") == 1
+    for option in ("--no-worker", "--config", "--metrics", "--max-queued"):
+        assert shown.count(f"\n  {option}") == 1
+
+
 def test_a_service_that_is_away_is_one_line_and_exit_code_1(fxlib: Run) -> None:
     ran = fxlib("jobs", "--service", "127.0.0.1:1", "--patience", "0.2")
     assert (ran.code, ran.out) == (1, "")

@@ -89,7 +89,7 @@ def test_a_profile_that_is_none_is_one_line(fxlib: Run, file: str) -> None:
 
 def test_a_profile_that_is_not_there_is_one_line(fxlib: Run) -> None:
     ran = fxlib("optimize", "tests.client.models:made", "--profile", "none.fxp")
-    assert (ran.code, ran.err) == (1, "fxlib: none.fxp: No such file or directory\n")
+    assert (ran.code, ran.err) == (2, "fxlib: none.fxp: No such file or directory\n")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_profile_that_is_not_there_is_one_line(fxlib: Run) -> None:
 )
 def test_a_world_that_is_none_is_one_line(fxlib: Run, tmp_path: Path, name: str, problem: str) -> None:
     ran = fxlib("profile", name, "-o", str(tmp_path / "clicks.fxp"))
-    assert ran.code == 1
+    assert ran.code == 2
     assert problem in ran.err
     assert len(ran.err.splitlines()) == 1
 

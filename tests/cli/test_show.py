@@ -76,7 +76,7 @@ def test_a_file_that_is_no_graph_is_one_line(fxlib: Run, tmp_path: Path, content
 
 def test_a_file_that_is_not_there_is_one_line(fxlib: Run) -> None:
     ran = fxlib("show", "no-such-file.fxg")
-    assert (ran.code, ran.err) == (1, "fxlib: no-such-file.fxg: No such file or directory\n")
+    assert (ran.code, ran.err) == (2, "fxlib: no-such-file.fxg: No such file or directory\n")
 
 
 def test_every_reason_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,10 +90,19 @@ def test_one_reason_is_explained_however_it_is_written(capsys: pytest.CaptureFix
 
 
 def test_an_unknown_reason_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reasons", "NOPE"]) == 1
+    assert main(["reasons", "NOPE"]) == 2
     assert "no reason is called NOPE" in capsys.readouterr().err
 
 
 def test_the_page_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     main(["reasons", "--markdown"])
     assert capsys.readouterr().out in PAGE.read_text(), "run: fxlib reasons --markdown, and put it into the page"
+
+
+def test_passes_and_recipes_fit_the_terminal(fxlib: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (60, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        out = fxlib("passes").out
+        assert max(map(len, out.splitlines())) <= columns
+        for name in ("schedule", "overlap_calls", "quantize"):
+            assert f"\n  {name}\n" in out
