@@ -45,6 +45,10 @@ MAX_ELEMENTS = 1 << 36
 """Maximum number of elements in all tensors of all batches of a description."""
 
 
+_DEVIATIONS = 3.0
+"""Standard deviations within which a count of coincidences is left to chance."""
+
+
 def repeats_in(tensors: Sequence[torch.Tensor]) -> float | None:
     """Return the share of keys that also occur in the tensor before; None if there are too few tensors."""
     columns = [_columns(each) for each in tensors]
@@ -66,6 +70,8 @@ def skew_of(tensors: Sequence[torch.Tensor], size: int) -> float:
         pairs += columns.numel() * (len(columns) - 1)
     if not pairs or size < 2:
         return 0.0
+    if same <= pairs / size + 2 * _DEVIATIONS * math.sqrt(pairs / (2 * size)):
+        return 0.0  # as uniform keys may: their pairs, each counted twice here, coincide so often by chance
     wanted, low, high = same / pairs, 0.0, _MAX_SKEW
     while high - low > _LEAST_SKEW / 4:
         middle = (low + high) / 2
@@ -410,8 +416,22 @@ def _describe(name: str, tensors: Sequence[torch.Tensor], bounds: Range | None) 
     low, high = (None, None) if bounds is None else (float(bounds[0]), float(bounds[1]))
     if low is None or high is None or first.is_floating_point() or first.is_complex() or name == "target":
         return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high)
-    repeats, skew = repeats_in(tensors), skew_of(tensors, int(high) - int(low))
+    size = int(high) - int(low)
+    repeats, skew = repeats_in(tensors), skew_of(tensors, size)
+    if repeats is not None and not skew and _is_by_chance(repeats, tensors, size):
+        repeats = None
     return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high, repeats=repeats, skew=skew)
+
+
+def _is_by_chance(repeats: float, tensors: Sequence[torch.Tensor], size: int) -> bool:
+    """Return whether uniform keys out of `size` repeat as often from batch to batch."""
+    columns = [_columns(each) for each in tensors]
+    counts = [(following.numel(), len(before)) for before, following in pairwise(columns) if following.numel()]
+    keys = sum(number for number, _ in counts)
+    if size < 2:
+        return True
+    expected = sum(number * -math.expm1(rows * math.log1p(-1 / size)) for number, rows in counts) / keys
+    return abs(repeats - expected) <= _DEVIATIONS * math.sqrt(expected * (1.0 - expected) / keys) + 1 / keys
 
 
 def _draw_batch(spec: BatchSpec, generator: torch.Generator, before: Mapping[str, torch.Tensor]) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -183,20 +184,39 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
         recipe_key(request.recipe),
         request.torch_version,
         __version__,
-        hashlib.sha256(request.workload.SerializeToString(deterministic=True)).hexdigest(),
+        _workload_digest(request.workload),
         hashlib.sha256(request.trial.SerializeToString(deterministic=True)).hexdigest(),
         _replayed(request.profile) if request.HasField("profile") else "",
         request.diffs,
     ]
     for each in request.variants:
-        workload = hashlib.sha256(each.workload.SerializeToString(deterministic=True)).hexdigest()
         replayed = _replayed(each.profile) if each.HasField("profile") else ""
-        parts.append([each.name, each.graph.sha256, workload, replayed])
+        parts.append([each.name, each.graph.sha256, _workload_digest(each.workload), replayed])
     if request.where:
         parts.append({"where": dict(sorted(request.where.items()))})
     if request.backends:
         parts.append({"backends": sorted(request.backends)})
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _workload_digest(workload: workload_pb2.Workload) -> str:
+    """Return a digest of a workload, which tells the integers of a description only roughly.
+
+    A launcher finds their bounds, and how they repeat, in its first batches. If it shuffles them anew at each start,
+    these figures differ a little, and its next run would never share an answer with the last.
+    """
+    rough = workload_pb2.Workload()
+    rough.CopyFrom(workload)
+    spec = rough.description  # empty where there are real batches
+    described = [*spec.inputs, *spec.kwargs.values(), *spec.nested.tensors, *([spec.target] * spec.HasField("target"))]
+    for tensor in described:
+        if tensor.HasField("low") and tensor.HasField("high") and not tensor.dtype.startswith(("float", "bfloat")):
+            extent = 2.0 ** math.ceil(math.log2(max(tensor.high - tensor.low, 1.0)))
+            tensor.low, tensor.high = round(tensor.low / extent) * extent, extent
+        if tensor.HasField("repeats"):
+            tensor.repeats = round(tensor.repeats, 1)
+        tensor.skew = round(tensor.skew * 2) / 2
+    return hashlib.sha256(rough.SerializeToString(deterministic=True)).hexdigest()
 
 
 def _replayed(profile: profile_pb2.Profile) -> str:

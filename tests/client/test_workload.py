@@ -28,7 +28,7 @@ def test_a_description_holds_shapes_dtypes_and_index_ranges_and_no_value() -> No
     assert workload.spec == BatchSpec(
         inputs=(
             Tensors(shape=(4, 3), dtype=torch.float32),
-            Tensors(shape=(3,), dtype=torch.int64, low=3, high=30, repeats=0.0),
+            Tensors(shape=(3,), dtype=torch.int64, low=3, high=30),
         ),
         target=Tensors(shape=(4, 3), dtype=torch.float32),
         count=7,

@@ -1,10 +1,15 @@
 """Which requests are answered with what another job found, and which are not."""
 
 import asyncio
+from typing import Any
 
 import pytest
+import torch
 
+import fxlib
+from fxlib.protocol import workload_to_proto
 from fxlib.v1 import jobs_pb2, workload_pb2
+from fxlib_service.content_checks import cache_key
 from fxlib_service.errors import ServiceError
 from fxlib_service.leases import Lease
 from tests.service.asking import Change, profiled
@@ -179,3 +184,40 @@ async def test_an_answer_speaks_of_the_variants_that_were_asked_about() -> None:
         await submit(core, with_variant())
         with pytest.raises(ServiceError, match="those of the request"):
             await work(core, answer())
+
+
+def key_of(batches: list[object], **options: Any) -> str:
+    asked, described = request(), fxlib.Workload.describe(batches, mode="forward", **options)
+    asked.workload.CopyFrom(workload_to_proto(described).message)
+    return cache_key(asked)
+
+
+def shuffled(seed: int, rows: int = 1000, size: int = 64) -> list[object]:
+    drawn = torch.Generator().manual_seed(seed)
+    return [
+        fxlib.Batch(
+            inputs=(torch.randn(size, 13, generator=drawn), {"ids": torch.randint(rows, (size, 8), generator=drawn)}),
+            kwargs={"extra": torch.randint(rows, (size,), generator=drawn)},
+            target=torch.randint(10, (size,), generator=drawn),
+        )
+        for _ in range(4)
+    ]
+
+
+def test_batches_that_are_shuffled_anew_at_each_start_have_one_key() -> None:
+    keys = [key_of(shuffled(seed)) for seed in range(40)]
+    assert max(keys.count(each) for each in keys) >= 38
+
+
+def test_batches_of_other_tables_sizes_or_rows_have_keys_of_their_own() -> None:
+    others = [shuffled(0), shuffled(0, rows=5000), shuffled(0, rows=50), shuffled(0, size=32), shuffled(0)[:1] * 4]
+    assert len({key_of(each) for each in others}) == len(others)
+    assert key_of(shuffled(0)) != key_of(shuffled(0), ranges={"target": (0, 1000)})
+
+
+def test_real_batches_have_a_key_of_their_values() -> None:
+    real = workload_pb2.Workload(batches=workload_pb2.BatchBlobs(batches=[ref(b"one")]))
+    asked, other = request(), request()
+    asked.workload.CopyFrom(real)
+    other.workload.CopyFrom(workload_pb2.Workload(batches=workload_pb2.BatchBlobs(batches=[ref(b"other")])))
+    assert cache_key(asked) != cache_key(other)
