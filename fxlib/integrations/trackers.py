@@ -45,6 +45,7 @@ def params_of(result: Result) -> dict[str, str]:
         "cached": str(result.cached).lower(),
         "preserves": result.preserves,
         "pipeline": str(result.pipeline),
+        "stale": str(result.stale),
         "hardware": result.hardware,
         "torch_version": result.torch_version,
     }

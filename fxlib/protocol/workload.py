@@ -91,6 +91,7 @@ def workload_to_proto(workload: Workload) -> EncodedWorkload:
         clip_norm=workload.clip_norm,
         loss_scale=workload.loss_scale,
         pipeline=workload.pipeline,
+        stale=workload.stale,
         ranges=map(_RANGE.write, workload.ranges),
     )
     for name, contract in workload.contracts.items():
@@ -142,6 +143,7 @@ def workload_from_proto(proto: workload_pb2.Workload, blobs: Mapping[str, bytes]
         clip_norm=proto.clip_norm if proto.HasField("clip_norm") else None,
         loss_scale=proto.loss_scale if proto.HasField("loss_scale") else None,
         pipeline=proto.pipeline,
+        stale=proto.stale,
         ranges=tuple(map(_RANGE.read, proto.ranges)),
     )
 

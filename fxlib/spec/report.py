@@ -211,6 +211,10 @@ class Report:
     """Caveats for whoever reads the figures, such as that cores were shared during the measurement."""
     pipeline: int = 0
     """Depth of the pipeline under which the module was measured; 0 if there was none."""
+    stale: int = 0
+    """Number of steps whose pushes a read may miss in that pipeline; above 0, `preserves` is "lossy"."""
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    """Number of reads of the trial that ran ahead in such a pipeline, by the number of steps that they missed."""
     parts: tuple[CompiledPart, ...] = ()
     """The parts that a backend was asked to compile, in graph order."""
     pays_after_steps: int | None = None
@@ -347,7 +351,18 @@ def _step(result: Report) -> list[str]:
         limit = _LIMITS.get(result.pipeline_limit, result.pipeline_limit)
         known.append((seconds(result.pipeline_bound_s), f"the least under a pipeline, by the cost model, for {limit}"))
     under = f"; measured under a pipeline of depth {result.pipeline}" if result.pipeline else ""
-    return [f"one step: {', '.join(f'{took} {words}' for took, words in known)}{under}"] if known else []
+    under += f", in which reads may miss the pushes of {_steps(result.stale)}: lossy" if result.stale else ""
+    lines = [f"one step: {', '.join(f'{took} {words}' for took, words in known)}{under}"] if known else []
+    if result.staleness:
+        counts = [
+            f"{reads} missed the pushes of {_steps(missed)}" for missed, reads in sorted(result.staleness.items())
+        ]
+        lines.append(f"of the reads that ran ahead, {', '.join(counts)}")
+    return lines
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
 
 
 def interval(gain: Estimate | None) -> str:

@@ -177,6 +177,7 @@ class StepFields(TypedDict, total=False):
     variants: Sequence[Variant]
     evaluation: bool
     pipeline: int
+    stale: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +210,8 @@ class Workload:
         evaluation: adds a variant, "evaluation": eval mode, no gradients, the workload's own batches.
         pipeline: depth of the `fxlib.pipeline` under which the launcher's loop runs, like its `depth=`; 0: it runs
             none.
+        stale: number of steps whose pushes a read may miss in that loop, like its `stale=`. Above 0 it is measured with
+            stale reads, too, if `max_relative_error` allows more than rounding.
         calibration: real batches that stay in this process: if int8 is requested, the client takes the ranges of
             layers' inputs from them, and sends only these. `Workload.describe` keeps its first ones, for forwards
             alone.
@@ -236,6 +239,7 @@ class Workload:
     variants: Sequence[Variant] = ()
     evaluation: bool = False
     pipeline: int = 0
+    stale: int = 0
     calibration: Sequence[Batch] = field(default=(), repr=False, compare=False)
     ranges: Sequence[LayerRange] = ()
 
@@ -355,6 +359,7 @@ class Workload:
             loss_scale=None,
             optimizer="none",
             pipeline=0,
+            stale=0,
             variants=(),
         )
 
@@ -387,6 +392,14 @@ class Workload:
             )
         if not 0 <= self.pipeline <= MAX_DEPTH:
             raise WorkloadError(f"must be 0 to {MAX_DEPTH}", where="Workload.pipeline")
+        if not 0 <= self.stale <= MAX_DEPTH:
+            raise WorkloadError(f"must be 0 to {MAX_DEPTH}", where="Workload.stale")
+        if self.stale and not self.pipeline:
+            raise WorkloadError(
+                "no read is stale in a loop without a pipeline",
+                where="Workload.stale",
+                hint="Give its depth by pipeline=.",
+            )
         if self.pipeline and self.mode == "distributed":
             raise WorkloadError(
                 "no call may run ahead of its step's distributed autograd context",

@@ -438,7 +438,7 @@ class Estimate(_message.Message):
     def __init__(self, value: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
 
 class JobResult(_message.Message):
-    __slots__ = ("decision", "reason_code", "reason", "graph", "qps_original", "qps_optimized", "gain", "calls", "passes", "not_reproduced", "preserves", "assumptions", "timeline_original", "timeline_optimized", "blocks", "hardware", "torch_version", "phase_seconds", "timeline_bound", "bound_s", "candidates", "max_relative_error", "variants", "undeclared", "notes", "pipeline", "parts", "pays_after_steps", "pipeline_bound_s", "pipeline_limit", "instructions")
+    __slots__ = ("decision", "reason_code", "reason", "graph", "qps_original", "qps_optimized", "gain", "calls", "passes", "not_reproduced", "preserves", "assumptions", "timeline_original", "timeline_optimized", "blocks", "hardware", "torch_version", "phase_seconds", "timeline_bound", "bound_s", "candidates", "max_relative_error", "variants", "undeclared", "notes", "pipeline", "parts", "pays_after_steps", "pipeline_bound_s", "pipeline_limit", "instructions", "stale", "staleness")
     class PhaseSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -446,6 +446,13 @@ class JobResult(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class StalenessEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     DECISION_FIELD_NUMBER: _ClassVar[int]
     REASON_CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +484,8 @@ class JobResult(_message.Message):
     PIPELINE_BOUND_S_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
     decision: Decision
     reason_code: str
     reason: str
@@ -508,7 +517,9 @@ class JobResult(_message.Message):
     pipeline_bound_s: float
     pipeline_limit: str
     instructions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, decision: _Optional[_Union[Decision, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., qps_original: _Optional[_Union[Estimate, _Mapping]] = ..., qps_optimized: _Optional[_Union[Estimate, _Mapping]] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., passes: _Optional[_Iterable[_Union[PassReport, _Mapping]]] = ..., not_reproduced: _Optional[_Iterable[str]] = ..., preserves: _Optional[str] = ..., assumptions: _Optional[_Iterable[str]] = ..., timeline_original: _Optional[_Union[Timeline, _Mapping]] = ..., timeline_optimized: _Optional[_Union[Timeline, _Mapping]] = ..., blocks: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ..., timeline_bound: _Optional[_Union[Timeline, _Mapping]] = ..., bound_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., max_relative_error: _Optional[float] = ..., variants: _Optional[_Iterable[_Union[VariantResult, _Mapping]]] = ..., undeclared: _Optional[_Iterable[_Union[Undeclared, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., pipeline: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[CompiledPart, _Mapping]]] = ..., pays_after_steps: _Optional[int] = ..., pipeline_bound_s: _Optional[float] = ..., pipeline_limit: _Optional[str] = ..., instructions: _Optional[_Iterable[str]] = ...) -> None: ...
+    stale: int
+    staleness: _containers.ScalarMap[int, int]
+    def __init__(self, decision: _Optional[_Union[Decision, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.BlobRef, _Mapping]] = ..., qps_original: _Optional[_Union[Estimate, _Mapping]] = ..., qps_optimized: _Optional[_Union[Estimate, _Mapping]] = ..., gain: _Optional[_Union[Estimate, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., passes: _Optional[_Iterable[_Union[PassReport, _Mapping]]] = ..., not_reproduced: _Optional[_Iterable[str]] = ..., preserves: _Optional[str] = ..., assumptions: _Optional[_Iterable[str]] = ..., timeline_original: _Optional[_Union[Timeline, _Mapping]] = ..., timeline_optimized: _Optional[_Union[Timeline, _Mapping]] = ..., blocks: _Optional[int] = ..., hardware: _Optional[str] = ..., torch_version: _Optional[str] = ..., phase_seconds: _Optional[_Mapping[str, float]] = ..., timeline_bound: _Optional[_Union[Timeline, _Mapping]] = ..., bound_s: _Optional[float] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., max_relative_error: _Optional[float] = ..., variants: _Optional[_Iterable[_Union[VariantResult, _Mapping]]] = ..., undeclared: _Optional[_Iterable[_Union[Undeclared, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., pipeline: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[CompiledPart, _Mapping]]] = ..., pays_after_steps: _Optional[int] = ..., pipeline_bound_s: _Optional[float] = ..., pipeline_limit: _Optional[str] = ..., instructions: _Optional[_Iterable[str]] = ..., stale: _Optional[int] = ..., staleness: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class CompiledPart(_message.Message):
     __slots__ = ("first", "nodes", "backend", "compile_s", "plain_s", "compiled_s", "compiled", "why")

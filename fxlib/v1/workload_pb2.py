@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fxlib.v1 import graph_pb2 as fxlib_dot_v1_dot_graph__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66xlib/v1/workload.proto\x12\x08\x66xlib.v1\x1a\x14\x66xlib/v1/graph.proto\"\xf8\x04\n\x08Workload\x12\'\n\x07\x62\x61tches\x18\x01 \x01(\x0b\x32\x14.fxlib.v1.BatchBlobsH\x00\x12*\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x13.fxlib.v1.BatchSpecH\x00\x12\x1c\n\x04loss\x18\x03 \x01(\x0b\x32\x0e.fxlib.v1.Loss\x12*\n\toptimizer\x18\x04 \x01(\x0b\x32\x17.fxlib.v1.OptimizerSpec\x12 \n\x04mode\x18\x05 \x01(\x0e\x32\x12.fxlib.v1.StepMode\x12\x0f\n\x07threads\x18\x06 \x01(\x05\x12\x10\n\x08trainers\x18\x07 \x01(\x05\x12%\n\x07servers\x18\x08 \x03(\x0b\x32\x14.fxlib.v1.ServerSpec\x12!\n\x05rrefs\x18\t \x03(\x0b\x32\x12.fxlib.v1.RRefSpec\x12\x34\n\tcontracts\x18\n \x03(\x0b\x32!.fxlib.v1.Workload.ContractsEntry\x12\x0e\n\x06\x61ssume\x18\x0b \x01(\t\x12\x0c\n\x04seed\x18\x0c \x01(\x04\x12\x14\n\x0c\x61\x63\x63umulation\x18\r \x01(\x05\x12\x16\n\tclip_norm\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nloss_scale\x18\x0f \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08pipeline\x18\x10 \x01(\x05\x12$\n\x06ranges\x18\x11 \x03(\x0b\x32\x14.fxlib.v1.LayerRange\x1a\x44\n\x0e\x43ontractsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.fxlib.v1.Contract:\x02\x38\x01\x42\x08\n\x06inputsB\x0c\n\n_clip_normB\r\n\x0b_loss_scale\"w\n\nLayerRange\x12\x0f\n\x07weights\x18\x01 \x03(\t\x12\x0b\n\x03use\x18\x02 \x01(\x05\x12\r\n\x05least\x18\x03 \x01(\x01\x12\x0c\n\x04most\x18\x04 \x01(\x01\x12\x0e\n\x06values\x18\x05 \x01(\x03\x12\x0f\n\x07too_far\x18\x06 \x01(\t\x12\r\n\x05shape\x18\x07 \x03(\x03\"0\n\nBatchBlobs\x12\"\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x11.fxlib.v1.BlobRef\"\x84\x02\n\tBatchSpec\x12$\n\x06inputs\x18\x01 \x03(\x0b\x32\x14.fxlib.v1.TensorSpec\x12/\n\x06kwargs\x18\x02 \x03(\x0b\x32\x1f.fxlib.v1.BatchSpec.KwargsEntry\x12$\n\x06target\x18\x03 \x01(\x0b\x32\x14.fxlib.v1.TensorSpec\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\x12&\n\x06nested\x18\x05 \x01(\x0b\x32\x16.fxlib.v1.NestedInputs\x1a\x43\n\x0bKwargsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.fxlib.v1.TensorSpec:\x02\x38\x01\"Y\n\x0cNestedInputs\x12\"\n\tstructure\x18\x01 \x01(\x0b\x32\x0f.fxlib.v1.Value\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.fxlib.v1.TensorSpec\"\x90\x01\n\nTensorSpec\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x10\n\x03low\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07repeats\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x0c\n\x04skew\x18\x06 \x01(\x01\x42\x06\n\x04_lowB\x07\n\x05_highB\n\n\x08_repeats\"B\n\x04Loss\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\"\n\x05graph\x18\x02 \x01(\x0b\x32\x11.fxlib.v1.BlobRefH\x00\x42\x06\n\x04kind\"Q\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02lr\x18\x02 \x01(\x01\x12\x10\n\x08momentum\x18\x03 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x04 \x01(\x01\"\xa4\x01\n\nServerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06tables\x18\x02 \x03(\x0b\x32\x13.fxlib.v1.TableSpec\x12\"\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x13.fxlib.v1.DenseSpec\x12\r\n\x05setup\x18\x04 \x01(\t\x12\x16\n\x0eservice_time_s\x18\x05 \x01(\x01\x12\x18\n\x10service_time_per\x18\x06 \x01(\t\"S\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x11\n\toptimizer\x18\x04 \x01(\t\x12\n\n\x02lr\x18\x05 \x01(\x01\"G\n\tDenseSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\n\n\x02lr\x18\x04 \x01(\x01\"\xc3\x01\n\x08RRefSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0b\n\x03\x63ls\x18\x03 \x01(\t\x12\x1d\n\x04\x61rgs\x18\x04 \x03(\x0b\x32\x0f.fxlib.v1.Value\x12.\n\x06kwargs\x18\x05 \x03(\x0b\x32\x1e.fxlib.v1.RRefSpec.KwargsEntry\x1a>\n\x0bKwargsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.fxlib.v1.Value:\x02\x38\x01*l\n\x08StepMode\x12\x19\n\x15STEP_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11STEP_MODE_FORWARD\x10\x01\x12\x13\n\x0fSTEP_MODE_LOCAL\x10\x02\x12\x19\n\x15STEP_MODE_DISTRIBUTED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66xlib/v1/workload.proto\x12\x08\x66xlib.v1\x1a\x14\x66xlib/v1/graph.proto\"\x87\x05\n\x08Workload\x12\'\n\x07\x62\x61tches\x18\x01 \x01(\x0b\x32\x14.fxlib.v1.BatchBlobsH\x00\x12*\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x13.fxlib.v1.BatchSpecH\x00\x12\x1c\n\x04loss\x18\x03 \x01(\x0b\x32\x0e.fxlib.v1.Loss\x12*\n\toptimizer\x18\x04 \x01(\x0b\x32\x17.fxlib.v1.OptimizerSpec\x12 \n\x04mode\x18\x05 \x01(\x0e\x32\x12.fxlib.v1.StepMode\x12\x0f\n\x07threads\x18\x06 \x01(\x05\x12\x10\n\x08trainers\x18\x07 \x01(\x05\x12%\n\x07servers\x18\x08 \x03(\x0b\x32\x14.fxlib.v1.ServerSpec\x12!\n\x05rrefs\x18\t \x03(\x0b\x32\x12.fxlib.v1.RRefSpec\x12\x34\n\tcontracts\x18\n \x03(\x0b\x32!.fxlib.v1.Workload.ContractsEntry\x12\x0e\n\x06\x61ssume\x18\x0b \x01(\t\x12\x0c\n\x04seed\x18\x0c \x01(\x04\x12\x14\n\x0c\x61\x63\x63umulation\x18\r \x01(\x05\x12\x16\n\tclip_norm\x18\x0e \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nloss_scale\x18\x0f \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08pipeline\x18\x10 \x01(\x05\x12$\n\x06ranges\x18\x11 \x03(\x0b\x32\x14.fxlib.v1.LayerRange\x12\r\n\x05stale\x18\x12 \x01(\x05\x1a\x44\n\x0e\x43ontractsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.fxlib.v1.Contract:\x02\x38\x01\x42\x08\n\x06inputsB\x0c\n\n_clip_normB\r\n\x0b_loss_scale\"w\n\nLayerRange\x12\x0f\n\x07weights\x18\x01 \x03(\t\x12\x0b\n\x03use\x18\x02 \x01(\x05\x12\r\n\x05least\x18\x03 \x01(\x01\x12\x0c\n\x04most\x18\x04 \x01(\x01\x12\x0e\n\x06values\x18\x05 \x01(\x03\x12\x0f\n\x07too_far\x18\x06 \x01(\t\x12\r\n\x05shape\x18\x07 \x03(\x03\"0\n\nBatchBlobs\x12\"\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\x11.fxlib.v1.BlobRef\"\x84\x02\n\tBatchSpec\x12$\n\x06inputs\x18\x01 \x03(\x0b\x32\x14.fxlib.v1.TensorSpec\x12/\n\x06kwargs\x18\x02 \x03(\x0b\x32\x1f.fxlib.v1.BatchSpec.KwargsEntry\x12$\n\x06target\x18\x03 \x01(\x0b\x32\x14.fxlib.v1.TensorSpec\x12\r\n\x05\x63ount\x18\x04 \x01(\x05\x12&\n\x06nested\x18\x05 \x01(\x0b\x32\x16.fxlib.v1.NestedInputs\x1a\x43\n\x0bKwargsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.fxlib.v1.TensorSpec:\x02\x38\x01\"Y\n\x0cNestedInputs\x12\"\n\tstructure\x18\x01 \x01(\x0b\x32\x0f.fxlib.v1.Value\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.fxlib.v1.TensorSpec\"\x90\x01\n\nTensorSpec\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x10\n\x03low\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07repeats\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x0c\n\x04skew\x18\x06 \x01(\x01\x42\x06\n\x04_lowB\x07\n\x05_highB\n\n\x08_repeats\"B\n\x04Loss\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\"\n\x05graph\x18\x02 \x01(\x0b\x32\x11.fxlib.v1.BlobRefH\x00\x42\x06\n\x04kind\"Q\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02lr\x18\x02 \x01(\x01\x12\x10\n\x08momentum\x18\x03 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x04 \x01(\x01\"\xa4\x01\n\nServerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x06tables\x18\x02 \x03(\x0b\x32\x13.fxlib.v1.TableSpec\x12\"\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x13.fxlib.v1.DenseSpec\x12\r\n\x05setup\x18\x04 \x01(\t\x12\x16\n\x0eservice_time_s\x18\x05 \x01(\x01\x12\x18\n\x10service_time_per\x18\x06 \x01(\t\"S\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rows\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x03\x12\x11\n\toptimizer\x18\x04 \x01(\t\x12\n\n\x02lr\x18\x05 \x01(\x01\"G\n\tDenseSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12\n\n\x02lr\x18\x04 \x01(\x01\"\xc3\x01\n\x08RRefSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0b\n\x03\x63ls\x18\x03 \x01(\t\x12\x1d\n\x04\x61rgs\x18\x04 \x03(\x0b\x32\x0f.fxlib.v1.Value\x12.\n\x06kwargs\x18\x05 \x03(\x0b\x32\x1e.fxlib.v1.RRefSpec.KwargsEntry\x1a>\n\x0bKwargsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.fxlib.v1.Value:\x02\x38\x01*l\n\x08StepMode\x12\x19\n\x15STEP_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11STEP_MODE_FORWARD\x10\x01\x12\x13\n\x0fSTEP_MODE_LOCAL\x10\x02\x12\x19\n\x15STEP_MODE_DISTRIBUTED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,36 +38,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BATCHSPEC_KWARGSENTRY']._serialized_options = b'8\001'
   _globals['_RREFSPEC_KWARGSENTRY']._loaded_options = None
   _globals['_RREFSPEC_KWARGSENTRY']._serialized_options = b'8\001'
-  _globals['_STEPMODE']._serialized_start=2040
-  _globals['_STEPMODE']._serialized_end=2148
+  _globals['_STEPMODE']._serialized_start=2055
+  _globals['_STEPMODE']._serialized_end=2163
   _globals['_WORKLOAD']._serialized_start=60
-  _globals['_WORKLOAD']._serialized_end=692
-  _globals['_WORKLOAD_CONTRACTSENTRY']._serialized_start=585
-  _globals['_WORKLOAD_CONTRACTSENTRY']._serialized_end=653
-  _globals['_LAYERRANGE']._serialized_start=694
-  _globals['_LAYERRANGE']._serialized_end=813
-  _globals['_BATCHBLOBS']._serialized_start=815
-  _globals['_BATCHBLOBS']._serialized_end=863
-  _globals['_BATCHSPEC']._serialized_start=866
-  _globals['_BATCHSPEC']._serialized_end=1126
-  _globals['_BATCHSPEC_KWARGSENTRY']._serialized_start=1059
-  _globals['_BATCHSPEC_KWARGSENTRY']._serialized_end=1126
-  _globals['_NESTEDINPUTS']._serialized_start=1128
-  _globals['_NESTEDINPUTS']._serialized_end=1217
-  _globals['_TENSORSPEC']._serialized_start=1220
-  _globals['_TENSORSPEC']._serialized_end=1364
-  _globals['_LOSS']._serialized_start=1366
-  _globals['_LOSS']._serialized_end=1432
-  _globals['_OPTIMIZERSPEC']._serialized_start=1434
-  _globals['_OPTIMIZERSPEC']._serialized_end=1515
-  _globals['_SERVERSPEC']._serialized_start=1518
-  _globals['_SERVERSPEC']._serialized_end=1682
-  _globals['_TABLESPEC']._serialized_start=1684
-  _globals['_TABLESPEC']._serialized_end=1767
-  _globals['_DENSESPEC']._serialized_start=1769
-  _globals['_DENSESPEC']._serialized_end=1840
-  _globals['_RREFSPEC']._serialized_start=1843
-  _globals['_RREFSPEC']._serialized_end=2038
-  _globals['_RREFSPEC_KWARGSENTRY']._serialized_start=1976
-  _globals['_RREFSPEC_KWARGSENTRY']._serialized_end=2038
+  _globals['_WORKLOAD']._serialized_end=707
+  _globals['_WORKLOAD_CONTRACTSENTRY']._serialized_start=600
+  _globals['_WORKLOAD_CONTRACTSENTRY']._serialized_end=668
+  _globals['_LAYERRANGE']._serialized_start=709
+  _globals['_LAYERRANGE']._serialized_end=828
+  _globals['_BATCHBLOBS']._serialized_start=830
+  _globals['_BATCHBLOBS']._serialized_end=878
+  _globals['_BATCHSPEC']._serialized_start=881
+  _globals['_BATCHSPEC']._serialized_end=1141
+  _globals['_BATCHSPEC_KWARGSENTRY']._serialized_start=1074
+  _globals['_BATCHSPEC_KWARGSENTRY']._serialized_end=1141
+  _globals['_NESTEDINPUTS']._serialized_start=1143
+  _globals['_NESTEDINPUTS']._serialized_end=1232
+  _globals['_TENSORSPEC']._serialized_start=1235
+  _globals['_TENSORSPEC']._serialized_end=1379
+  _globals['_LOSS']._serialized_start=1381
+  _globals['_LOSS']._serialized_end=1447
+  _globals['_OPTIMIZERSPEC']._serialized_start=1449
+  _globals['_OPTIMIZERSPEC']._serialized_end=1530
+  _globals['_SERVERSPEC']._serialized_start=1533
+  _globals['_SERVERSPEC']._serialized_end=1697
+  _globals['_TABLESPEC']._serialized_start=1699
+  _globals['_TABLESPEC']._serialized_end=1782
+  _globals['_DENSESPEC']._serialized_start=1784
+  _globals['_DENSESPEC']._serialized_end=1855
+  _globals['_RREFSPEC']._serialized_start=1858
+  _globals['_RREFSPEC']._serialized_end=2053
+  _globals['_RREFSPEC_KWARGSENTRY']._serialized_start=1991
+  _globals['_RREFSPEC_KWARGSENTRY']._serialized_end=2053
 # @@protoc_insertion_point(module_scope)

@@ -20,7 +20,7 @@ STEP_MODE_LOCAL: StepMode
 STEP_MODE_DISTRIBUTED: StepMode
 
 class Workload(_message.Message):
-    __slots__ = ("batches", "description", "loss", "optimizer", "mode", "threads", "trainers", "servers", "rrefs", "contracts", "assume", "seed", "accumulation", "clip_norm", "loss_scale", "pipeline", "ranges")
+    __slots__ = ("batches", "description", "loss", "optimizer", "mode", "threads", "trainers", "servers", "rrefs", "contracts", "assume", "seed", "accumulation", "clip_norm", "loss_scale", "pipeline", "ranges", "stale")
     class ContractsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class Workload(_message.Message):
     LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
     batches: BatchBlobs
     description: BatchSpec
     loss: Loss
@@ -62,7 +63,8 @@ class Workload(_message.Message):
     loss_scale: float
     pipeline: int
     ranges: _containers.RepeatedCompositeFieldContainer[LayerRange]
-    def __init__(self, batches: _Optional[_Union[BatchBlobs, _Mapping]] = ..., description: _Optional[_Union[BatchSpec, _Mapping]] = ..., loss: _Optional[_Union[Loss, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., mode: _Optional[_Union[StepMode, str]] = ..., threads: _Optional[int] = ..., trainers: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[ServerSpec, _Mapping]]] = ..., rrefs: _Optional[_Iterable[_Union[RRefSpec, _Mapping]]] = ..., contracts: _Optional[_Mapping[str, _graph_pb2.Contract]] = ..., assume: _Optional[str] = ..., seed: _Optional[int] = ..., accumulation: _Optional[int] = ..., clip_norm: _Optional[float] = ..., loss_scale: _Optional[float] = ..., pipeline: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[LayerRange, _Mapping]]] = ...) -> None: ...
+    stale: int
+    def __init__(self, batches: _Optional[_Union[BatchBlobs, _Mapping]] = ..., description: _Optional[_Union[BatchSpec, _Mapping]] = ..., loss: _Optional[_Union[Loss, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., mode: _Optional[_Union[StepMode, str]] = ..., threads: _Optional[int] = ..., trainers: _Optional[int] = ..., servers: _Optional[_Iterable[_Union[ServerSpec, _Mapping]]] = ..., rrefs: _Optional[_Iterable[_Union[RRefSpec, _Mapping]]] = ..., contracts: _Optional[_Mapping[str, _graph_pb2.Contract]] = ..., assume: _Optional[str] = ..., seed: _Optional[int] = ..., accumulation: _Optional[int] = ..., clip_norm: _Optional[float] = ..., loss_scale: _Optional[float] = ..., pipeline: _Optional[int] = ..., ranges: _Optional[_Iterable[_Union[LayerRange, _Mapping]]] = ..., stale: _Optional[int] = ...) -> None: ...
 
 class LayerRange(_message.Message):
     __slots__ = ("weights", "use", "least", "most", "values", "too_far", "shape")

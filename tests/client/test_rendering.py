@@ -124,6 +124,12 @@ def test_what_each_way_of_running_ahead_hid_is_told() -> None:
     assert "\n1 call read behind the push before: exposed 12.3 ms as written, and 100 us now\n" in shown
 
 
+def test_stale_reads_are_named_and_counted() -> None:
+    shown = render(replace(REPORT, pipeline=2, stale=2, preserves="lossy", staleness={1: 5, 2: 80}))
+    assert "under a pipeline of depth 2, in which reads may miss the pushes of 2 steps: lossy\n" in shown
+    assert "\nof the reads that ran ahead, 5 missed the pushes of 1 step, 80 missed the pushes of 2 steps\n" in shown
+
+
 def test_what_missing_declarations_are_worth_is_shown() -> None:
     missing = Undeclared(functions=("my.ps:lookup",), calls=26, gain=0.482, remedy="declare it")
     shown = render(replace(REPORT, undeclared=(missing,)))

@@ -75,6 +75,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "'lookup' does not name a remote function": {"contracts": {"lookup": Contract(pure=True)}},
     "Workload.seed: -1 is out of range": {"seed": -1},
     "Workload.pipeline: must be 0 to 64": {"pipeline": 65},
+    "Workload.stale: must be 0 to 64": {"pipeline": 1, "stale": -1},
+    "no read is stale in a loop without a pipeline": {"stale": 1},
     "no call may run ahead of its step's distributed autograd": {"pipeline": 1, "mode": "distributed"},
 }
 

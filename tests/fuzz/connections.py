@@ -214,6 +214,7 @@ def _trial_answers() -> list[bytes]:
         "block": 0.25,
         "samples_per_step": 64.0,
         "time_parts": [part],
+        "staleness": {0: 3, 1: 5},
         "timelines": [Timeline(spans=(span,), step_s=1.5)],
         "reset": Raised(text="ValueError: no", out_of_memory=False, stranded=True),
     }

@@ -213,6 +213,20 @@ def test_a_job_outlives_its_workers_and_they_leave_nothing(
     assert (job.state, job.attempts, job.worker_id) == ("succeeded", 2, "third")
 
 
+def test_a_launcher_with_stale_reads_learns_what_they_are_worth_and_how_stale_they_were(client: Client) -> None:
+    workload = lookup_workload(tables=4, service_time_s=0.01, pipeline=1, stale=1)
+    result = client.optimize(Lookups(tables=4), workload, budget_s=30, max_relative_error=1.0)
+    assert result.reason is Reason.FASTER, result.explanation
+    rows = {each.name.partition(", ")[2]: each for each in result.candidates}
+    assert set(rows) == {"pipeline", "pipeline off", "pipeline, stale by 1"}
+    assert rows["pipeline, stale by 1"].gain is not None or result.stale
+    if result.stale:
+        assert (result.pipeline, result.preserves) == (1, "lossy")
+        assert result.staleness[1] > 0
+        assert set(result.staleness) <= {0, 1}
+        assert result.max_relative_error
+
+
 def test_a_launcher_with_a_pipeline_learns_what_it_is_worth(client: Client) -> None:
     workload = lookup_workload(tables=4, service_time_s=0.01, pipeline=1)
     result = client.optimize(Lookups(tables=4), workload, budget_s=30)

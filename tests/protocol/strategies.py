@@ -129,7 +129,8 @@ workloads = st.builds(Workload, mode=st.sampled_from(["forward", "distributed"])
     accumulation=st.integers(1, 9),
     clip_norm=st.none() | st.floats(0.1, 9),
     loss_scale=st.none() | st.floats(0.1, 9),
-    pipeline=st.integers(0, 64),
+    pipeline=st.integers(1, 64),
+    stale=st.integers(0, 64),
     **_step,
 )
 
@@ -210,6 +211,8 @@ reports = st.builds(
     candidates=st.lists(candidates, max_size=3).map(tuple),
     undeclared=st.lists(undeclared, max_size=2).map(tuple),
     pipeline=st.integers(0, 64),
+    stale=st.integers(0, 64),
+    staleness=st.dictionaries(st.integers(0, 64), st.integers(0, 2**62), max_size=3),
     pipeline_bound_s=st.none() | amount,
     pipeline_limit=word,
     blocks=size,

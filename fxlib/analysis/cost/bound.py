@@ -34,7 +34,7 @@ from fxlib.analysis.cost.costs import CallCost, Costs, Loop, issue_of, work_s
 from fxlib.analysis.cost.simulate import gradients
 from fxlib.analysis.effects.dependencies import Cause, Dependencies
 from fxlib.analysis.effects.node_kinds import Part
-from fxlib.analysis.effects.prologue import CallAhead, Way, may_run_ahead
+from fxlib.analysis.effects.prologue import CallAhead, Way
 from fxlib.spec.profile import Profile, Push, Spread
 from fxlib.spec.report import Span, Timeline
 
@@ -77,8 +77,7 @@ def bound(module: GraphModule, profile: Profile | None, *, typical: bool = False
 def bound_pipelined(module: GraphModule, profile: Profile | None, loop: Loop, *, typical: bool = False) -> Bound:
     """Bound the steady step of a loop under `fxlib.pipeline`, as `bound` does for a single step."""
     costs = Costs.of(module, profile if profile is None or typical else fastest(profile))
-    ahead = may_run_ahead(module, several_trainers=loop.several_trainers)
-    return _PipelinedTerms(Dependencies.of(module), costs, ahead, loop).bound()
+    return _PipelinedTerms(Dependencies.of(module), costs, loop.reads(module), loop).bound()
 
 
 def fastest(profile: Profile) -> Profile:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from fxlib.analysis.effects.prologue import CallAhead, Way, may_run_ahead
 from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
 from fxlib.analysis.operators import operator_tables
 from fxlib.runtime import functions
@@ -74,6 +75,14 @@ class Loop:
     entry count as 1."""
     several_trainers: bool = False
     """Whether other trainers push, too, so that reads of what pushes write stay in their step."""
+    stale: bool = False
+    """Whether reads may miss as many steps' pushes as the loop is deep."""
+
+    def reads(self, module: GraphModule) -> dict[Node, CallAhead]:
+        """Return the calls of a module that run ahead; stale ones as if no push wrote what they read."""
+        if not self.stale:
+            return may_run_ahead(module, several_trainers=self.several_trainers)
+        return {node: replace(each, way=Way.NOTHING_WRITTEN) for node, each in may_run_ahead(module).items()}
 
     def changed(self, call: str, contract: Contract | None) -> float:
         """Return the share of a call's rows that are read again: none if the trainer updates them itself."""

@@ -18,7 +18,7 @@ from typing_extensions import override
 from fxlib.analysis.cost.costs import CallCost, Costs, Loop, MessageCost, behind, is_serial, message_of
 from fxlib.analysis.cost.network import Trip
 from fxlib.analysis.cost.simulate import Gradient, SimulatedStep, predict
-from fxlib.analysis.effects.prologue import CallAhead, Way, may_run_ahead, ways
+from fxlib.analysis.effects.prologue import CallAhead, Way, ways
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
 
@@ -53,7 +53,7 @@ class Prediction:
 def predict_pipelined(module: GraphModule, profile: Profile | None, loop: Loop) -> Prediction:
     """Simulate a loop over a captured or rewritten module, by the profile of the program."""
     costs, order = Costs.of(module, profile), list(module.graph.nodes)
-    ahead = may_run_ahead(module, several_trainers=loop.several_trainers)
+    ahead = loop.reads(module)
     within = predict(module, profile)
     found: dict[Way | None, tuple[float, Timeline]] = {None: (within.step_s, within.timeline)}
     for way in ways({each.way for each in ahead.values() if each.way is not None}) if ahead else ():

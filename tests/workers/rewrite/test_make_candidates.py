@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,29 @@ def test_under_a_launchers_pipeline_each_program_is_tried_with_it_and_without(lo
     assert names[:2] == [("schedule, pipeline", 2), ("schedule, pipeline off", 0)]
     assert made[0].graph == made[1].graph
     assert {call.ahead for each in made for call in each.report.calls} == {Reason.RUNS_BY_KEYS}
+
+
+def test_a_loop_with_stale_reads_is_tried_if_the_request_allows_more_than_rounding(lookups: GraphModule) -> None:
+    workload = lookup_workload(pipeline=2, stale=1)
+    for profile in (None, PROFILE):
+        made = make_candidates(lookups, recipes.get("schedule"), workload, profile, max_relative_error=0.1).ranked
+        found = {each.name: (each.report.pipeline, each.report.stale, each.report.preserves) for each in made}
+        assert found["schedule, pipeline, stale by 1"] == (2, 1, "lossy")
+        assert found["schedule, pipeline"] == (2, 0, "bitwise")
+        assert found["schedule, pipeline off"] == (0, 0, "bitwise")
+        stale = next(each for each in made if each.report.stale)
+        assert "reads may miss the pushes of 1 step: lossy" in str(stale.report) or profile is None
+        assert profile is None or made[0] is stale  # it waits for no push
+    made = make_candidates(lookups, recipes.get("schedule"), workload, None, max_relative_error=1e-4).ranked
+    assert not any(each.report.stale for each in made)
+    (row,) = (each for each in made[0].report.candidates if "stale" in each.name)
+    assert row.verdict == "not tried: it is lossy, and max_relative_error is 0.0001, which is for rounding alone"
+
+
+def test_of_reads_that_no_push_writes_none_is_stale(lookups: GraphModule) -> None:
+    workload = replace(lookup_workload(), mode="forward", optimizer="none", pipeline=2, stale=1)
+    made = make_candidates(lookups, recipes.get("schedule"), workload, None, max_relative_error=0.1).ranked
+    assert not any(each.report.stale for each in made)
 
 
 def test_what_is_expected_of_a_loop_is_a_step_of_it_and_not_one_by_itself(lookups: GraphModule) -> None:

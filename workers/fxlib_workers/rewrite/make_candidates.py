@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -16,7 +16,7 @@ from fxlib.analysis.cost.bound import Bound, bound, bound_pipelined
 from fxlib.analysis.cost.costs import Costs, Loop
 from fxlib.analysis.cost.pipelined import predict_pipelined
 from fxlib.analysis.cost.simulate import predict
-from fxlib.analysis.effects.prologue import CallAhead, calls_ahead
+from fxlib.analysis.effects.prologue import CallAhead, Way, calls_ahead
 from fxlib.errors import FxlibError
 from fxlib.passes import DeadCode, MergeReads, SplitCalls
 from fxlib.pipeline.by_keys import conflicts
@@ -100,11 +100,15 @@ def make_candidates(
     limit = None if split is None else bound(split, profile)
     missing = undeclared(original, recipe, request)
     ahead = {each.name: each for each in calls_ahead(original)} if workload.pipeline else {}
-    depth = workload.pipeline if any(each.way for each in ahead.values()) else 0
-    loop = _loop(original, workload, depth) if depth and profile else None
-    across = None if split is None or loop is None else bound_pipelined(split, profile, loop)
-    report = partial(_report, limit=limit, across=across, missing=missing, ahead=ahead)
-    found: dict[tuple[str, int], Candidate] = {}
+    shares = _shares(original, workload) if ahead and profile is not None else {}
+    loops = _loops(workload, shares, ahead, untried, max_relative_error)
+    bounds = {
+        each: bound_pipelined(split, profile, each.loop) if split is not None and each.loop is not None else None
+        for each in loops
+    }
+    exact = next((bounds[each] for each in loops if each.loop is not None and not each.stale), None)
+    report = partial(_report, limit=limit, missing=missing, ahead=ahead)
+    found: dict[tuple[str, _LoopTried], Candidate] = {}
     tried = _Tried(original, request, check, untried, diffs)
     auto = recipe == alternatives.AUTO
     rewrites = tried.of(others, auto=auto) if done.changed or auto else ()
@@ -113,38 +117,81 @@ def make_candidates(
             encoded = wire.encode(rewrite.module, beside=original)
             within_s = predict(rewrite.module, profile).step_s if profile else None
             graph = wire.serialize(encoded.graph)
-            for pipeline in dict.fromkeys((depth, 0)):
+            for each in loops:
                 expected_s = within_s
-                if pipeline and loop is not None:
-                    expected_s = predict_pipelined(rewrite.module, profile, loop).step_s
-                row = CandidateReport(name=_named(name, pipeline, depth), predicted_step_s=expected_s)
-                described = replace(report(rewrite, row), pipeline=pipeline)
+                if each.loop is not None and profile is not None:
+                    expected_s = predict_pipelined(rewrite.module, profile, each.loop).step_s
+                row = CandidateReport(name=f"{name}{each.name}", predicted_step_s=expected_s)
+                described = report(rewrite, row, across=bounds[each] or exact, tried=each)
                 candidate = Candidate(graph=graph, report=described, values=encoded.blobs)
-                found.setdefault((_program(rewrite.module), pipeline), candidate)
+                found.setdefault((_program(rewrite.module), each), candidate)
             _LOG.debug("candidate", name=name, expected_s=within_s)
     ranked = [
         replace(each, report=replace(each.report, candidates=(each.row, *untried)))
         for each in sorted(found.values(), key=lambda each: each.row.predicted_step_s or 0.0)
     ]
     return Candidates(
-        ranked=tuple(ranked), recipe=report(done, *untried), headroom=_headroom(original, recipe, split, profile)
+        ranked=tuple(ranked),
+        recipe=report(done, *untried, across=exact, tried=_LoopTried()),
+        headroom=_headroom(original, recipe, split, profile),
     )
 
 
-def _named(name: str, pipeline: int, depth: int) -> str:
-    """Return the name of a candidate, which says whether it runs under the launcher's pipeline, if there is one."""
-    if pipeline:
-        return f"{name}, pipeline"
-    return f"{name}, pipeline off" if depth else name
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LoopTried:
+    """A loop in which each program is tried.
+
+    Attributes:
+        name: what it adds to a candidate's name.
+        pipeline: depth of its pipeline; 0 if it has none.
+        stale: number of steps whose pushes a read may miss in it.
+        loop: the loop as the cost model knows it; None if it has no pipeline.
+    """
+
+    name: str = ""
+    pipeline: int = 0
+    stale: int = 0
+    loop: Loop | None = field(default=None, compare=False)
 
 
-def _loop(original: GraphModule, workload: Workload, depth: int) -> Loop:
-    """Return the loop that a workload describes. If it is unknown how often keys recur, all keys count as recurring."""
-    shares: dict[str, float] = {}
+def _shares(original: GraphModule, workload: Workload) -> dict[str, float]:
+    """Return how often keys recur, by call; if that is unknown, all keys count as recurring."""
     with suppress(Exception):  # if the work that makes the keys raises, the trial will show it
         if isinstance(original, CapturedModule):
-            shares = conflicts(original, workload.drawn_batches[: depth + _MOST_BATCHES], depth=depth)
-    return Loop(depth=depth, conflicts=shares, several_trainers=workload.trainers > 1)
+            batches = workload.drawn_batches[: workload.pipeline + _MOST_BATCHES]
+            return conflicts(original, batches, depth=workload.pipeline)
+    return {}
+
+
+def _loops(
+    workload: Workload,
+    shares: Mapping[str, float],
+    ahead: Mapping[str, CallAhead],
+    untried: list[CandidateReport],
+    max_relative_error: float | None,
+) -> tuple[_LoopTried, ...]:
+    """Return the loops to try: with stale reads if the request allows that, under an exact pipeline, and without one.
+
+    A loop with stale reads that is not tried gets a row in `untried`.
+    """
+    depth, stale = workload.pipeline, workload.stale if workload.mode != "forward" else 0
+    if not any(each.way for each in ahead.values()):
+        return (_LoopTried(),)
+    exact = Loop(depth=depth, conflicts=shares, several_trainers=workload.trainers > 1)
+    found = [_LoopTried(name=", pipeline", pipeline=depth, loop=exact), _LoopTried(name=", pipeline off")]
+    if stale and (why := _not_wanted_lossy(max_relative_error)):
+        untried.append(CandidateReport(name=f"pipeline, stale by {stale}", verdict=f"not tried: {why}"))
+    elif stale and any(each.way not in (None, Way.NOTHING_WRITTEN) for each in ahead.values()):
+        loop = replace(exact, depth=min(depth, stale), stale=True)
+        found.insert(0, _LoopTried(name=f", pipeline, stale by {stale}", pipeline=depth, stale=stale, loop=loop))
+    return tuple(found)
+
+
+def _not_wanted_lossy(max_relative_error: float | None) -> str:
+    """Return why a request has no use for lossy programs; empty if it may have."""
+    if max_relative_error is not None and max_relative_error <= _ROUNDING:
+        return f"it is lossy, and max_relative_error is {max_relative_error:g}, which is for rounding alone"
+    return ""
 
 
 def _headroom(
@@ -209,9 +256,8 @@ class _Tried:
 
     def _not_wanted(self, other: recipes.Recipe) -> str:
         """Return why a recipe is of no use to the request; empty if it may be of use."""
-        bound = self.request.max_relative_error
-        if other.preserves == "lossy" and bound is not None and bound <= _ROUNDING:
-            return f"it is lossy, and max_relative_error is {bound:g}, which is for rounding alone"
+        if other.preserves == "lossy" and (why := _not_wanted_lossy(self.request.max_relative_error)):
+            return why
         if any(step.name == "bfloat16" for step in other.passes) and not _FOR_BFLOAT16 & set(instructions()):
             return "this processor has no instructions for bfloat16 (avx512_bf16, amx_bf16 or bf16)"
         workload = self.request.workload
@@ -234,6 +280,7 @@ def _report(
     across: Bound | None,
     missing: tuple[Undeclared, ...],
     ahead: Mapping[str, CallAhead],
+    tried: _LoopTried,
 ) -> Report:
     return Report(
         decision="keep_original",
@@ -241,7 +288,7 @@ def _report(
         explanation="",
         calls=tuple(_with_ahead(each, ahead.get(each.node)) for each in rewrite.calls),
         passes=rewrite.passes,
-        preserves=rewrite.preserves,
+        preserves="lossy" if tried.stale else rewrite.preserves,
         assumptions=rewrite.assumptions,
         timeline_bound=limit.timeline if limit else None,
         bound_s=limit.step_s if limit else None,
@@ -249,6 +296,8 @@ def _report(
         pipeline_limit=across.limiting if across else "",
         candidates=candidates,
         undeclared=missing,
+        pipeline=tried.pipeline,
+        stale=tried.stale,
     )
 
 

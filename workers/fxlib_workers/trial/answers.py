@@ -22,6 +22,7 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import MAX_TIMELINE_STEPS as MAX_STEPS
 from fxlib.spec.report import CompiledPart, Span, Timeline
+from fxlib.spec.workload import MAX_DEPTH
 from fxlib.v1 import graph_pb2, profile_pb2
 from fxlib_workers.process.exceptions import Raised, shorten
 from fxlib_workers.trial.actor import StoreAddress
@@ -284,6 +285,13 @@ def _read_part(value: object) -> CompiledPart:
     )
 
 
+def _read_staleness(value: object) -> dict[int, int]:
+    found = {missed: reads for missed, reads, *_ in _each(_each(_count, least=2))(value)}
+    if not all(0 <= missed <= MAX_DEPTH and 0 <= reads < 2**62 for missed, reads in found.items()):
+        raise MalformedAnswerError("reads missed a number of steps that there cannot be")
+    return found
+
+
 def _read_address(value: object) -> StoreAddress:
     fields = _fields(value, "host", "port")
     port = _count(fields["port"])
@@ -320,6 +328,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "block": Form(float, _duration),
     "instructions": _NAMES,
     "run_delay_share": Form(float, _amount),
+    "staleness": Form(lambda found: [[*each] for each in found.items()], _read_staleness),
     "timelines": Form(_write_timelines, _each(_read_timeline, least=1)),
 }
 """The form of each method's answer, by the method's name; "make" stands for the making of the process's object."""

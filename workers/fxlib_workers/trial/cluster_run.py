@@ -194,7 +194,9 @@ class ClusterRun:
         for trainer in self.trainers:
             self.ask([trainer], "reset", timeout_s=timeout_s, reason=Reason.ORIGINAL_FAILS)
 
-    def load_candidate(self, candidate: str, graph: bytes, values: Mapping[str, bytes], pipeline: int = 0) -> None:
+    def load_candidate(
+        self, candidate: str, graph: bytes, values: Mapping[str, bytes], pipeline: int = 0, stale: int = 0
+    ) -> None:
         """Load a candidate into the trainers and check that the servers can serve it.
 
         Args:
@@ -202,6 +204,7 @@ class ClusterRun:
             graph: the graph, serialized.
             values: the tensors that it holds in addition to the original's, by SHA-256.
             pipeline: the depth of the pipeline under which it runs; 0 for none.
+            stale: the number of steps whose pushes a read may miss in it.
 
         Raises:
             CandidateError: it cannot be built, or needs something that no server has.
@@ -209,7 +212,8 @@ class ClusterRun:
             TrialError, InterruptedTrialError: as `ask` does.
         """
         limit_s = self._settings.start_timeout_s
-        required = self.ask_of(candidate, self.trainers, "load_candidate", graph, values, pipeline, timeout_s=limit_s)
+        given = graph, values, pipeline, stale
+        required = self.ask_of(candidate, self.trainers, "load_candidate", *given, timeout_s=limit_s)
         with _attributed_to(candidate):
             self._serving.check(self.servers, required[0])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
@@ -268,7 +269,10 @@ class _Trial:
         result = self.decide(speed.candidate, verdict)
         shares = cluster.ask(cluster.trainers, "run_delay_share", timeout_s=self._options.step_timeout_s)
         report = replace(
-            result.report, notes=shared_cores_note(max(shares)), instructions=self._instructions(cluster, result.report)
+            result.report,
+            notes=shared_cores_note(max(shares)),
+            instructions=self._instructions(cluster, result.report),
+            staleness=self._staleness(cluster, result.report, speed.candidate),
         )
         report = _with_speed(_with_timelines(report, *timelines), speed)
         return replace(result, report=self._with_threads(cluster, report, speed, deadline))
@@ -334,6 +338,14 @@ class _Trial:
             return ()
         first, *others = cluster.ask(cluster.trainers, "instructions", timeout_s=self._options.step_timeout_s)
         return tuple(each for each in first if all(each in other for other in others))
+
+    def _staleness(self, cluster: ClusterRun, report: Report, candidate: str) -> Mapping[int, int]:
+        """Return how many reads of a candidate with stale reads missed how many steps' pushes."""
+        if not report.stale:
+            return {}
+        limit_s = self._options.step_timeout_s
+        found = cluster.ask_of(candidate, cluster.step_trainers, "staleness", timeout_s=limit_s)
+        return dict(sum(map(Counter, found), Counter[int]()))
 
     def _selection(self, cluster: ClusterRun, deadline: float) -> Selection:
         limit_s, expected_s = self._options.step_timeout_s, 0.0

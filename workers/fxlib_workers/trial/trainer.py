@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.distributed import rpc
 from torch.fx import GraphModule
 
 from fxlib import batch, wire
-from fxlib.pipeline import pipeline
+from fxlib.pipeline import Pipeline, pipeline
 from fxlib.pipeline.choice import InTurn, MeasuredChoice
 from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.profiling.measure import measure
@@ -221,7 +222,11 @@ class Trainer(TrialActor):
         make_remote_calls([original])
         self._modules: dict[Arm, GraphModule] = {ORIGINAL: original}
         self._depths: dict[Arm, int] = {}
+        self._stale: dict[Arm, int] = {}
         self._loops: dict[Arm, Generator[Batch, None, None]] = {}
+        self._pipelines: dict[Arm, Pipeline[Batch]] = {}
+        """The pipeline of each loop."""
+        self._staleness: dict[Arm, Counter[int]] = {}
         self._snapshot = ModuleSnapshot(original)
         return requirements_of([original], self._workload)
 
@@ -256,7 +261,9 @@ class Trainer(TrialActor):
         self._renew_steps()
 
     @returns_exceptions
-    def load_candidate(self, name: str, graph: bytes, values: Mapping[str, bytes], pipeline: int) -> Requirements:
+    def load_candidate(
+        self, name: str, graph: bytes, values: Mapping[str, bytes], pipeline: int, stale: int
+    ) -> Requirements:
         """Build a candidate on the original's parameters, and return its requirements on the trial's servers.
 
         Args:
@@ -264,6 +271,7 @@ class Trainer(TrialActor):
             graph: the graph, serialized.
             values: the tensors that it holds in addition to the original's, by SHA-256.
             pipeline: the depth of the pipeline under which its loop runs; 0 for none.
+            stale: the number of steps whose pushes a read may miss in it.
         """
         root = self._modules[ORIGINAL]
         candidate = wire.decode(wire.parse(graph), blobs=values, root=root, functions=self._clients)
@@ -272,6 +280,7 @@ class Trainer(TrialActor):
         stand_in(candidate, self._plan)
         self._modules[name] = candidate
         self._depths[name] = pipeline
+        self._stale[name] = stale
         self._bound[name] = bind(candidate, self._rrefs)
         self._renew_steps()
         return required
@@ -412,6 +421,10 @@ class Trainer(TrialActor):
             recorded.append(as_captured(recording.timeline))
         return recorded
 
+    def staleness(self, arm: Arm) -> Mapping[int, int]:
+        """Return the number of an arm's reads that ran ahead of pushes, by the number of steps that they missed."""
+        return self._staleness.get(arm, {})
+
     def _timelines_of_loop(self, arm: Arm, steps: int) -> list[Timeline]:
         lead = min(self._depths[arm], MOST_LEAD)
         moments = []
@@ -440,15 +453,25 @@ class Trainer(TrialActor):
             bound, depth = self._bound[arm], self._depths[arm]
             batches = (copy_of(self._batches[index % len(self._batches)]) for index in itertools.count())
             trainers = self._workload.trainers
-            made = pipeline(batches, bound.module, inputs=bound.arguments, depth=depth, ahead=True, trainers=trainers)
+            made = pipeline(
+                batches,
+                bound.module,
+                inputs=bound.arguments,
+                depth=depth,
+                ahead=True,
+                trainers=trainers,
+                stale=self._stale[arm],
+            )
+            self._pipelines[arm] = made
             loop = iter(made)
             self._loops[arm] = cast("Generator[Batch, None, None]", loop)
             ahead_of(cast("CapturedModule", bound.module)).choose_by(choice)
         return next(self._loops[arm])
 
     def _end_loops(self) -> None:
-        for each in self._loops.values():
+        for arm, each in self._loops.items():
             each.close()
+            self._staleness.setdefault(arm, Counter()).update(self._pipelines.pop(arm).staleness)
         self._loops.clear()
 
     def _renew_steps(self) -> None:

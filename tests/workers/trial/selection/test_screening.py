@@ -54,7 +54,7 @@ class FakeCluster:
     def reset(self, _: float) -> None:
         """Nothing is kept here."""
 
-    def load_candidate(self, arm: Arm, _: bytes, __: Mapping[str, bytes], pipeline: int) -> None:
+    def load_candidate(self, arm: Arm, _: bytes, __: Mapping[str, bytes], *depths: int) -> None:
         self.loaded.append(arm)
         if arm in self.failing.get("load_candidate", ()):
             raise CandidateError(arm, Reason.NO_SERVER, "'f' on 'ps0'")

@@ -179,7 +179,8 @@ class Screening:
 
     def _check(self, name: str, check: BitwiseCheck) -> None:
         candidate = self.outcomes.candidates[name]
-        self.cluster.load_candidate(name, candidate.graph, candidate.values, candidate.report.pipeline)
+        report = candidate.report
+        self.cluster.load_candidate(name, candidate.graph, candidate.values, report.pipeline, report.stale)
         self._settle_parts(name)
         difference = check.difference(name)
         if difference and candidate.report.preserves == "bitwise":
