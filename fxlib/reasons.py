@@ -11,8 +11,8 @@ class Reason(Enum):
 
     # Reasons about one remote call.
     MOVED = "issued early and waited for late"
-    ISSUED_EARLY = "issued early; its wait could not move"
-    WAITED_LATE = "waited for late; its issue could not move"
+    ISSUED_EARLY = "issued early; its answer is needed where it is waited for"
+    WAITED_LATE = "waited for late; it is issued as soon as it can be"
     NOTHING_TO_OVERLAP = "no independent work lies between the earliest issue and the latest wait"
     UNKNOWN_CONTRACT = "the remote function declares no contract, so it keeps its order with every other effect"
     WRITES_STATE = "the call writes {detail}; a write is issued where the program issues it"

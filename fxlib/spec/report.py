@@ -352,7 +352,8 @@ def _step(result: Report) -> list[str]:
         known.append((seconds(result.pipeline_bound_s), f"the least under a pipeline, by the cost model, for {limit}"))
     under = f"; measured under a pipeline of depth {result.pipeline}" if result.pipeline else ""
     under += f", in which reads may miss the pushes of {_steps(result.stale)}: lossy" if result.stale else ""
-    lines = [f"one step: {', '.join(f'{took} {words}' for took, words in known)}{under}"] if known else []
+    head = "one step" if result.timeline_original is None else "one step, recorded with a clock in it"
+    lines = [f"{head}: {', '.join(f'{took} {words}' for took, words in known)}{under}"] if known else []
     if result.staleness:
         counts = [
             f"{reads} missed the pushes of {_steps(missed)}" for missed, reads in sorted(result.staleness.items())
@@ -456,8 +457,14 @@ def _limit(call: CallReport) -> str:
 def _passes(result: Report) -> list[str]:
     if not result.passes:
         return []
-    rows = [[each.name, str(each.changes), seconds(each.seconds), _declined(each)] for each in result.passes]
-    return ["passes", *table([["pass", "changes", "time", "declined"], *rows], right=(1, 2))]
+    rows = [
+        [each.name, str(each.changes), seconds(each.seconds), _declined(each)]
+        for each in result.passes
+        if each.changes or each.declined
+    ]
+    idle = [each.name for each in result.passes if not (each.changes or each.declined)]
+    shown = table([["pass", "changes", "time", "declined"], *rows], right=(1, 2)) if rows else []
+    return ["passes", *shown, *([f"  without a change: {', '.join(idle)}"] if idle else [])]
 
 
 def _declined(report: PassReport) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -86,7 +87,23 @@ def test_all_that_are_the_same_go_on_up_to_three() -> None:
     cluster, made = FakeCluster(), outcomes("a", "b", "c", "d")
     screen(cluster, made)
     assert made.remaining == tuple(cluster.loaded) == ("a", "b", "c")
-    assert made.report().candidates[3].verdict.startswith("not tried")
+    assert made.report().candidates[3].verdict == "not tried: at most 3 are, and those were expected to be faster"
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.3, 0.5])
+def test_a_budget_that_would_suffice_is_named_where_one_does_not(step_s: float) -> None:
+    cluster, made = FakeCluster(), outcomes("a", "b", "c")
+    cluster.step_s = step_s
+    screen(cluster, made, budget_s=10.0)
+    assert made.remaining != ("a", "b", "c")
+    named = re.search(
+        r"the budget of 10 s had no room for it; (\d+) s should have", made.report().candidates[2].verdict
+    )
+    assert named is not None
+    cluster, made = FakeCluster(), outcomes("a", "b", "c")
+    cluster.step_s = step_s
+    screen(cluster, made, budget_s=float(named[1]))
+    assert made.remaining == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("pipeline, steps", [(0, 3), (1, 8)])

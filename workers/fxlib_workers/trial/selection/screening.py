@@ -45,6 +45,9 @@ _COMPILING_SHARE: Final = 0.5
 _BUDGET_PER_CANDIDATE_S: Final = 5.0
 """The least budget in seconds for each candidate: with less, the confirmation would lack the time spent on choosing."""
 
+_ROUND_S: Final = 10.0
+"""The seconds to which a budget that suffices is rounded up."""
+
 _LEAST_PIPELINED: Final = 8
 """The least number of steps to compare if a candidate runs under a pipeline: each way twice, after the first batch."""
 
@@ -53,8 +56,6 @@ _CHECK_SHARE: Final = 0.3
 
 _REALIGNMENT_SLACK: Final = 4.0
 """The factor by which a candidate may be farther from the original than the realigned original is."""
-
-_NO_ROOM: Final = "not tried: the budget had no room for it beside those that were expected to be faster"
 
 
 class BitwiseCheck:
@@ -152,7 +153,7 @@ class Screening:
         room = self._room((time.monotonic() - start) / (2 * self._steps))
         for candidate in self.outcomes.remaining:
             if passed and (passed >= room or time.monotonic() - start > most_s):
-                self.outcomes.drop(candidate, _NO_ROOM)
+                self.outcomes.drop(candidate, self._why_not(room, most_s, passed, time.monotonic() - start))
                 continue
             try:
                 self._check(candidate, check)
@@ -173,9 +174,22 @@ class Screening:
         left_s = self.deadline - time.monotonic()
         blocks = CHOICE_SHARE * left_s / max(BLOCK_S, step_s)
         by_budget = int(self.options.budget_s / _BUDGET_PER_CANDIDATE_S)
+        return min(self._most, by_budget, int(blocks / LEAST_ROUNDS) - 1)
+
+    @property
+    def _most(self) -> int:
         ranked = all(each.report.preserves == "bitwise" for each in self.outcomes.candidates.values())
-        most = _MOST_CANDIDATES if ranked else _MOST_UNRANKED
-        return min(most, by_budget, int(blocks / LEAST_ROUNDS) - 1)
+        return _MOST_CANDIDATES if ranked else _MOST_UNRANKED
+
+    def _why_not(self, room: int, most_s: float, passed: int, spent_s: float) -> str:
+        """Return the verdict on a candidate that is not tried, with a budget that would have room for all."""
+        if passed >= self._most:
+            return f"not tried: at most {passed} are, and those were expected to be faster"
+        # Whichever ran out: the room for measuring them, or the time for checking them.
+        count, budget_s = len(self.outcomes.candidates), self.options.budget_s
+        more = max((count + 1) / (room + 1), spent_s / most_s * count / passed if most_s else 1.0)
+        enough_s = _ROUND_S * math.ceil(max(budget_s * more, count * _BUDGET_PER_CANDIDATE_S) / _ROUND_S)
+        return f"not tried: the budget of {budget_s:g} s had no room for it; {enough_s:g} s should have"
 
     def _check(self, name: str, check: BitwiseCheck) -> None:
         candidate = self.outcomes.candidates[name]
