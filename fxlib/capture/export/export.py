@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import itertools
+import logging
+import os
 import re
 import sys
+import threading
 import types
 import warnings
 from collections import OrderedDict
@@ -28,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.graph import _PyTreeInfo
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
+from typing_extensions import override
 
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
@@ -276,6 +281,7 @@ def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: 
                 checks.real_looking_tensors(),
                 export_checks,
                 stand_ins,
+                _quiet(),
                 _without_hooks(module),
                 _weight_lists_kept(module),
                 recorder.observing(),
@@ -301,6 +307,41 @@ def _exported(module: nn.Module, samples: Samples, dynamic_shapes: Any, around: 
                 where=source.of_error(error) or source.of_definition(forward),
                 hint=_hint(error),
             ) from error
+
+
+class _OfOtherThreads(logging.Filter):
+    """Drops the log records of the thread that makes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread != self._thread
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging why it refuses, and from printing the graph it had so far: the error says it in a line.
+
+    With TORCH_LOGS set, torch is left alone.
+    """
+    if os.environ.get("TORCH_LOGS"):
+        yield
+        return
+    others = _OfOtherThreads()
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
+    printed: dict[str, Any] = vars(importlib.import_module("torch.export._trace"))
+    printed["print"] = lambda *_, **__: None
+    for each in loggers:
+        each.addFilter(others)
+    try:
+        yield
+    finally:
+        printed.pop("print", None)
+        for each in loggers:
+            each.removeFilter(others)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -363,3 +365,18 @@ def test_recurrent_modules_rebuild_lists_of_their_own(kind: Callable[[int, int],
     same = fxlib.verify(model, _export(model, X), [X])
     assert same, same
     assert model._flat_weights is lists
+
+
+class DecidesByValue(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.sum().item() > 0 else x
+
+
+def test_what_is_refused_is_said_in_the_error_alone(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(CaptureError, match="data-dependent"):
+        _export(DecidesByValue(), X)
+    assert capfd.readouterr() == ("", "")
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+    assert "print" not in vars(importlib.import_module("torch.export._trace"))
