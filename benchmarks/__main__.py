@@ -1,6 +1,7 @@
 """Run benchmarks, each in a process of its own, and write rows to benchmarks/results, tables to docs/benchmarks.md.
 
 `python -m benchmarks` runs all; `python -m benchmarks overlap --quick` runs one, and leaves other figures as they are.
+`python -m benchmarks inference --part resnet50-2` runs a part of one, and leaves the rows of other cases as they are.
 `python -m benchmarks --page` only writes the page anew.
 """
 
@@ -13,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.grid.picture import picture
-from benchmarks.page import FOLDER, Run, page, write_run
+from benchmarks.page import FOLDER, Run, page, read_run, write_run
 from benchmarks.report import Row
 
 PAGE = FOLDER.parent / "docs" / "benchmarks.md"
@@ -49,6 +51,14 @@ def refresh(name: str, options: Sequence[str]) -> None:
         PAGE.with_name(f"{name}.svg").write_text(PICTURES[name](rows))
 
 
+def refresh_parts(name: str, parts: Sequence[str], options: Sequence[str]) -> None:
+    """Run parts of a benchmark, and write their rows in place of those of the same cases."""
+    rows = run(name, [*parts, *options])
+    measured, before = [each.case for each in rows], read_run(name)
+    kept = [each for each in before.rows if each.case not in measured]
+    write_run(name, replace(before, machine=machine(), rows=[*kept, *rows]))
+
+
 def machine() -> str:
     """Return in words what figures depend on; those of remote calls also on how TCP avoids congestion."""
     known = f"{platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
@@ -61,11 +71,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all, if none is given")
     parser.add_argument("--quick", action="store_true", help="end within a minute each")
     parser.add_argument("--page", action="store_true", help="run nothing; write the page of the rows that are there")
+    parser.add_argument("--part", action="append", default=[], help="measure this part alone of the benchmark named")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names()):
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    quick = ["--quick"] if options.quick else []
+    if options.part and len(options.names) != 1:
+        parser.error("parts are of one benchmark")
     for name in [] if options.page else options.names or names():
-        refresh(name, ["--quick"] if options.quick else [])
+        if options.part:
+            refresh_parts(name, options.part, quick)
+        else:
+            refresh(name, quick)
         PAGE.write_text(page(PICTURES))
     if options.page:
         PAGE.write_text(page(PICTURES))

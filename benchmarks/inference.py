@@ -397,14 +397,15 @@ RATIOS: Final = (
 )
 
 
-def part(name: str) -> Measure:
-    """Return what measures one model; a quick run has two threads, and no arm that is slow to get ready."""
+def part(name: str, threads: int) -> Measure:
+    """Return what measures one model; a quick run has no arm that is slow to get ready."""
 
     def measure(quick: bool) -> Sequence[Row]:
-        threads, rounds = (THREADS[:1], QUICK_ROUNDS) if quick else (THREADS, ROUNDS)
+        rounds = QUICK_ROUNDS if quick else ROUNDS
         arms = [arm for arm in ARMS if not (quick and arm in (*_SLOW_TO_COMPILE, *_SLOW_TO_CHOOSE))]
-        found = [each for count in threads for each in compare(name, count, "cpu", arms, rounds)]
-        return [*found, *(compare(name, 1, "cuda", arms, rounds) if torch.cuda.is_available() else ())]
+        found = list(compare(name, threads, "cpu", arms, rounds))
+        on_gpu = torch.cuda.is_available() and threads == THREADS[0]
+        return [*found, *(compare(name, 1, "cuda", arms, rounds) if on_gpu else ())]
 
     return measure
 
@@ -512,5 +513,10 @@ def figures(case: Case, errors: dict[str, float], qps: dict[str, list[float]]) -
 
 
 if __name__ == "__main__":
-    parts = {"machine": machine, **{name: part(name) for name in MODELS}}
-    main("inference", parts, quick=("machine", "resnet50"), about="Forwards per second of networks, for inference.")
+    parts = {"machine": machine, **{f"{name}-{count}": part(name, count) for name in MODELS for count in THREADS}}
+    main(
+        "inference",
+        parts,
+        quick=("machine", f"resnet50-{THREADS[0]}"),
+        about="Forwards per second of networks, for inference.",
+    )

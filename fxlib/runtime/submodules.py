@@ -19,13 +19,15 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.fx import Graph
 
+from fxlib.runtime import int8
+
 T = TypeVar("T")
 _READING = frozenset({"get_attr", "call_module"})
 _TORCHS_CALL = nn.Module.__call__
 _TORCHS_IMPLEMENTATION = nn.Module._call_impl
 _HARMLESS = ("torch", "fxlib.runtime", "_operator", "operator", "math", "builtins")
-_OPERATORS = ("torch._ops.aten", "torch._ops.prims")
-"""Modules whose functions give no module a hook while a forward runs; custom operators may run anything."""
+_OPERATORS = frozenset({"torch._ops.aten", "torch._ops.prims", f"torch._ops.{int8.NAMESPACE}"})
+"""Modules whose functions give no module a hook while a forward runs; other custom operators may run anything."""
 
 
 def local_modules(root: nn.Module, *, repeated: bool = False) -> Iterator[tuple[str, nn.Module]]:
@@ -217,4 +219,4 @@ def _gives_no_hooks(graph: Graph) -> bool:
 def is_harmless(function: Any) -> bool:
     """Return whether a function is torch's, Python's or ours, and runs no code of the program's own."""
     module = str(getattr(function, "__module__", None) or "")
-    return module.startswith(_OPERATORS if module.startswith("torch._ops") else _HARMLESS)
+    return module in _OPERATORS if module.startswith("torch._ops") else module.startswith(_HARMLESS)

@@ -14,6 +14,7 @@ from torch.distributed.rpc import rpc_sync
 import fxlib
 from fxlib.errors import FxlibWarning
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.own_code import running_own_code
 
 pytestmark = pytest.mark.usefixtures("servers")
 X = torch.linspace(-1, 1, 4)
@@ -96,3 +97,13 @@ def test_what_code_of_the_programs_own_changes_in_mid_step_is_told_and_the_origi
     with pytest.warns(FxlibWarning, match=r"rate is not what it was at capture any more.* code of the program's own"):
         assert torch.equal(captured(X), X * 3)
     assert torch.equal(captured(X), X * 4)
+
+
+@pytest.mark.parametrize("namespace, own", [("fxlib", False), ("fxlib_of_a_program", True)])
+def test_this_librarys_operators_are_no_code_of_the_programs_own(namespace: str, own: bool) -> None:
+    library = torch.library.Library("fxlib_of_a_program", "FRAGMENT")
+    library.define("quantize(Tensor x, float scale, int zero_point) -> Tensor")
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(getattr(torch.ops, namespace).quantize.default, (x, 1.0, 0)))
+    assert bool(list(running_own_code(torch.fx.GraphModule(nn.Module(), graph)))) is own
