@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,9 +63,13 @@ from tests.models.zoo import randomize
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 _SIDE: Final = 224
-_CHOICE_ROUNDS: Final = 9
-_CHOICE_S: Final = 3.0
-"""A choice has so many rounds, and further ones for so long."""
+_CHOICE_ROUNDS: Final = 5
+_CHOICE_BLOCK_S: Final = 0.1
+"""The seconds of a block in a choice: threads of one backend wait in a loop for some while after it has computed, and
+would take the cores from the next one for all of a shorter block."""
+_MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""Variables by which glibc keeps the memory that arms free: otherwise chance decides which of them ask the kernel for
+it anew at each forward."""
 
 
 class DeepRecommender(nn.Module):
@@ -214,10 +219,11 @@ def ours(recipe: str, bound: float | None, model: nn.Module, x: torch.Tensor) ->
         if bound is None or relative_error(rewritten(x), expected) <= bound:
             made.append(rewritten)
     taken_s: list[list[float]] = [[] for _ in made]
-    end = time.perf_counter() + _CHOICE_S
-    while len(taken_s[0]) < _CHOICE_ROUNDS or time.perf_counter() < end:
-        for module, samples in zip(made, taken_s, strict=True):
-            samples.append(seconds(module, x, 1))
+    runs = [1 + int(_CHOICE_BLOCK_S / seconds(module, x, 1)) for module in made]
+    for _ in range(_CHOICE_ROUNDS):
+        for module, samples, count in zip(made, taken_s, runs, strict=True):
+            seconds(module, x, 1)
+            samples.append(seconds(module, x, count) / count)
     return made[min(range(len(made)), key=lambda index: median(taken_s[index]))]
 
 
@@ -303,6 +309,7 @@ class Process:
     """
 
     def __init__(self, arm: str, name: str, threads: int, device: str) -> None:
+        os.environ.update(_MALLOC)
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, arm, name, threads, device), daemon=True)
@@ -383,7 +390,7 @@ IMAGES: Final = (1, 8)
 THREADS: Final = (2, 1)
 ROUNDS: Final = 30
 QUICK_ROUNDS: Final = 9
-BLOCK_S: Final = 0.3
+BLOCK_S: Final = 0.2
 BUDGET_S: Final = 40.0
 """No further round of a case begins after so long, but for the least number."""
 LEAST_ROUNDS: Final = 9

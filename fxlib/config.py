@@ -10,6 +10,10 @@ DISABLE = "FXLIB_DISABLE"
 SERVICE = "FXLIB_SERVICE"
 """Environment variable: "host:port" of the service, for launchers and commands that do not name one."""
 
+CACHE = "FXLIB_CACHE"
+"""Environment variable: the folder in which launchers keep what OpenVINO and ONNX Runtime made of parts of a graph; ""
+keeps nothing."""
+
 DEFAULT_ADDRESS = "localhost:8470"
 
 TORCH_VERSIONS = ((2, 13), (2, 14))

@@ -18,6 +18,9 @@ from tests.shared import forked
 # contained. It reads this when it is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
+# What OpenVINO and ONNX Runtime make in a test is not kept in the folder of whoever runs it.
+os.environ["FXLIB_CACHE"] = ""
+
 # The same programs on every run, so that a failure belongs to a change; `--hypothesis-profile=explore` seeks new ones.
 settings.register_profile("fxlib", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(

@@ -100,7 +100,11 @@ def options() -> str:
         parts.append(f"## {title}\n\n" + _table(["flag", "variable", "default", "meaning"], rows))
     else_at = f"where the service is, for launchers and commands that do not say (else `{config.DEFAULT_ADDRESS}`)"
     disabled = "anything but nothing or 0 has every launcher train with its original module, with no traffic at all"
-    variables = [(f"`{config.SERVICE}`", else_at), (f"`{config.DISABLE}`", disabled)]
+    kept = (
+        "folder in which a launcher keeps what OpenVINO and ONNX Runtime made of parts of a graph (else "
+        "`~/.cache/fxlib/compiled`); nothing at all keeps nothing"
+    )
+    variables = [(f"`{config.SERVICE}`", else_at), (f"`{config.DISABLE}`", disabled), (f"`{config.CACHE}`", kept)]
     parts.append("## A launcher\n\n" + _table(["variable", "meaning"], variables))
     return "\n".join(parts)
 

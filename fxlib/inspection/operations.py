@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from fxlib.analysis.operators.in_place import is_view
 from fxlib.inspection.tensor_facts import Size, bytes_of, count_of, memory_of, tensors_in
+from fxlib.runtime import int8
 
 _aten = torch.ops.aten
 _FREE: frozenset[object] = frozenset(
@@ -204,5 +205,12 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: 
     return sdpa_flop_count(query.shape, key.shape, value.shape)
 
 
-_OWN: dict[object, Callable[..., Any]] = {_aten._scaled_dot_product_flash_attention_for_cpu: _attention}
-"""Operators for which torch has the formula under another name."""
+def _int8_layer(_x: Any, _scale: Any, _zero: Any, weight: torch.Tensor, *_: Any, out_val: torch.Tensor) -> int:
+    return 2 * out_val.numel() * math.prod(weight.shape[1:])
+
+
+_OWN: dict[object, Callable[..., Any]] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    **{getattr(torch.ops.fxlib, name): _int8_layer for name in int8.LAYERS},
+}
+"""Operators for which torch has no formula, or has it under another name."""

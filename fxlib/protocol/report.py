@@ -21,6 +21,7 @@ from fxlib.spec.report import (
     Estimate,
     PassReport,
     Report,
+    Sensitivity,
     Span,
     Timeline,
     Undeclared,
@@ -113,6 +114,13 @@ def _gain(proto: jobs_pb2.Estimate) -> Estimate:
     if not low <= value <= proto.high:
         raise Fault(f"{value} is not within {low} to {proto.high}")
     return Estimate(value=value, low=low, high=proto.high)
+
+
+def _error(value: float) -> float:
+    """Read a relative error, which is infinite where a result is NaN."""
+    if not value >= 0.0:
+        raise Fault(f"{value} is not an error")
+    return value
 
 
 def _action(text: str) -> Action:
@@ -213,8 +221,11 @@ _DECLINED = Converter(
     write_more=_why_to_proto,
     read_more=_why_from_proto,
 )
+_SENSITIVITY = Converter(Sensitivity, jobs_pb2.Sensitivity, rules={"error": FieldRule(read=_error)})
 _PASS = Converter(
-    PassReport, jobs_pb2.PassReport, rules={"declined": _DECLINED.many, "diff": FieldRule(read=plain_lines)}
+    PassReport,
+    jobs_pb2.PassReport,
+    rules={"declined": _DECLINED.many, "diff": FieldRule(read=plain_lines), "sensitivity": _SENSITIVITY.many},
 )
 _CANDIDATE = Converter(CandidateReport, jobs_pb2.Candidate, rules={"gain": GAIN})
 _PART = Converter(CompiledPart, jobs_pb2.CompiledPart)

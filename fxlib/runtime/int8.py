@@ -17,19 +17,21 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch._prims_common import suggest_memory_format
-from torch.utils.weak import WeakIdKeyDictionary
 
 from fxlib.errors import FxlibError
 
 NAMESPACE: Final = "fxlib"
 """The namespace of the operators, `torch.ops.fxlib.quantize` and others; only `int8_conv2d_add_over` writes to an
 argument."""
+LAYERS: Final = ("int8_linear", "int8_conv2d", "int8_conv2d_add", "int8_conv2d_add_over")
+"""The names of the operators that multiply by int8 weights."""
 WEIGHT_LIMIT: Final = 64
 """The largest magnitude of an int8 weight: 2 * 255 * 64 is within 16 bits with a sign, and 2 * 255 * 127 is not."""
 LARGEST: Final = 255
@@ -283,6 +285,7 @@ def _fake_dequantize(x: torch.Tensor, *_: Any) -> torch.Tensor:
 class _Packed:
     """A weight in the processor's own order, in each requested form, made from one version of the plain weight."""
 
+    weight: weakref.ref[torch.Tensor]
     version: int
     zeros: torch.Tensor
     forms: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
@@ -290,7 +293,20 @@ class _Packed:
     """The calls that were checked: their scales and bias, and all that oneDNN is given besides the input."""
 
 
-_packed: MutableMapping[torch.Tensor, _Packed] = WeakIdKeyDictionary()
+_packed: dict[int, _Packed] = {}
+"""The packed form of each weight, by the identity of the weight: each layer looks it up at each forward."""
+
+
+def _packed_of(weight: torch.Tensor) -> _Packed | None:
+    """Return the packed form of a weight in its present version, if there is one."""
+    found = _packed.get(id(weight))
+    return found if found is not None and found.weight() is weight and found.version == weight._version else None
+
+
+def _forget(key: int, gone: weakref.ref[torch.Tensor]) -> None:
+    found = _packed.get(key)
+    if found is not None and found.weight is gone:
+        del _packed[key]
 
 
 class _Call:
@@ -323,15 +339,13 @@ class _Call:
     @property
     def known(self) -> tuple[Any, ...] | None:
         """The arguments of oneDNN, besides the input, when a call like this was checked; None if none was."""
-        held = None if self._key is None else _packed.get(self._weight)
-        if held is None or held.version != self._weight._version:
-            return None
-        found = held.calls.get(self._key)
+        held = None if self._key is None else _packed_of(self._weight)
+        found = None if held is None else held.calls.get(self._key)
         return found[2] if found is not None and found[0] is self._scales and found[1] is self._bias else None
 
     def keep(self, given: tuple[Any, ...]) -> None:
         """Keep the arguments of oneDNN, now that the call was checked."""
-        held = None if self._key is None else _packed.get(self._weight)
+        held = None if self._key is None else _packed_of(self._weight)
         if held is not None:
             if len(held.calls) >= _FORMS:
                 held.calls.clear()
@@ -374,12 +388,13 @@ class _Layer:
 
     def _held(self) -> _Packed:
         counts = not self.weight.is_inference()  # without counts of writes, each call packs it
-        held = _packed.get(self.weight) if counts else None
-        version = self.weight._version if counts else 0
-        if held is None or held.version != version:
-            held = _Packed(version, torch.zeros(len(self.weight), dtype=torch.int32))
-            if counts:
-                _packed[self.weight] = held
+        if counts and (held := _packed_of(self.weight)) is not None:
+            return held
+        key = id(self.weight)
+        weight = weakref.ref(self.weight, lambda gone: _forget(key, gone))
+        held = _Packed(weight, self.weight._version if counts else 0, torch.zeros(len(self.weight), dtype=torch.int32))
+        if counts:
+            _packed[key] = held
         return held
 
 

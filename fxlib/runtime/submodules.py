@@ -19,14 +19,12 @@ from torch import nn
 from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.fx import Graph
 
-from fxlib.runtime import int8
-
 T = TypeVar("T")
 _READING = frozenset({"get_attr", "call_module"})
 _TORCHS_CALL = nn.Module.__call__
 _TORCHS_IMPLEMENTATION = nn.Module._call_impl
 _HARMLESS = ("torch", "fxlib.runtime", "_operator", "operator", "math", "builtins")
-_OPERATORS = frozenset({"torch._ops.aten", "torch._ops.prims", f"torch._ops.{int8.NAMESPACE}"})
+_OPERATORS = frozenset({"torch._ops.aten", "torch._ops.prims", "torch._ops.fxlib"})
 """Modules whose functions give no module a hook while a forward runs; other custom operators may run anything."""
 
 

@@ -116,6 +116,18 @@ class Undeclared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """The error that a lossy pass causes in some layers while it leaves all others exact."""
+
+    nodes: tuple[str, ...]
+    """The layers' nodes: one, or several that were measured together."""
+    error: float
+    """Largest relative error of the results over the workload's batches, as defined in `utils.compare`."""
+    lossy: bool
+    """Whether the pass changed these layers; otherwise they stay exact, as their error does not fit the bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
     """The report on one pass: the changes it made, the seconds it took, and what it declined, with reasons."""
 
@@ -125,6 +137,8 @@ class PassReport:
     declined: tuple[Declined, ...] = ()
     diff: str = ""
     """Unified diff of the generated code before and after the pass; empty unless it was requested."""
+    sensitivity: tuple[Sensitivity, ...] = ()
+    """The errors that a lossy pass measured, in the order in which it took layers: the least error first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +478,16 @@ def _passes(result: Report) -> list[str]:
     ]
     idle = [each.name for each in result.passes if not (each.changes or each.declined)]
     shown = table([["pass", "changes", "time", "declined"], *rows], right=(1, 2)) if rows else []
-    return ["passes", *shown, *([f"  without a change: {', '.join(idle)}"] if idle else [])]
+    errors = [line for each in result.passes for line in _sensitivity(each)]
+    return ["passes", *shown, *([f"  without a change: {', '.join(idle)}"] if idle else []), *errors]
+
+
+def _sensitivity(report: PassReport) -> Iterator[str]:
+    """Yield a line on the layers that a lossy pass changed, and one on those that it left exact, by their errors."""
+    for lossy, verb in ((True, "changed"), (False, "left exact")):
+        found = [f"{', '.join(each.nodes)}: {each.error:.2g}" for each in report.sensitivity if each.lossy is lossy]
+        if found:
+            yield f"errors of layers that {report.name} {verb}, the least first: {'; '.join(found)}"
 
 
 def _declined(report: PassReport) -> str:

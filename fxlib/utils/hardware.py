@@ -13,6 +13,12 @@ _FOR_NUMBERS: Final = ("avx", "fma", "f16c", "amx", "neon", "sve", "sme", "bf16"
 """Prefixes of torch's names of vector instructions."""
 
 
+FOR_BFLOAT16: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""The instructions without which bfloat16 is slower than float32; the last one is for ARM."""
+FOR_INT8: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "dot"})
+"""The instructions that add up products of 8-bit integers in 32 bits; the last two are for ARM."""
+
+
 def processor() -> str:
     """Return the processor's name."""
     try:

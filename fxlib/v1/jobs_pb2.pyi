@@ -618,18 +618,30 @@ class CallReport(_message.Message):
     def __init__(self, node: _Optional[str] = ..., function: _Optional[str] = ..., to: _Optional[str] = ..., action: _Optional[str] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., exposed_before_s: _Optional[float] = ..., exposed_after_s: _Optional[float] = ..., source: _Optional[str] = ..., detail: _Optional[str] = ..., limited_by_code: _Optional[str] = ..., limited_by: _Optional[str] = ..., limit_detail: _Optional[str] = ..., ahead_code: _Optional[str] = ..., ahead: _Optional[str] = ..., ahead_detail: _Optional[str] = ..., ahead_remedy: _Optional[str] = ..., way: _Optional[str] = ...) -> None: ...
 
 class PassReport(_message.Message):
-    __slots__ = ("name", "changes", "seconds", "declined", "diff")
+    __slots__ = ("name", "changes", "seconds", "declined", "diff", "sensitivity")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     DECLINED_FIELD_NUMBER: _ClassVar[int]
     DIFF_FIELD_NUMBER: _ClassVar[int]
+    SENSITIVITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     changes: int
     seconds: float
     declined: _containers.RepeatedCompositeFieldContainer[Declined]
     diff: str
-    def __init__(self, name: _Optional[str] = ..., changes: _Optional[int] = ..., seconds: _Optional[float] = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., diff: _Optional[str] = ...) -> None: ...
+    sensitivity: _containers.RepeatedCompositeFieldContainer[Sensitivity]
+    def __init__(self, name: _Optional[str] = ..., changes: _Optional[int] = ..., seconds: _Optional[float] = ..., declined: _Optional[_Iterable[_Union[Declined, _Mapping]]] = ..., diff: _Optional[str] = ..., sensitivity: _Optional[_Iterable[_Union[Sensitivity, _Mapping]]] = ...) -> None: ...
+
+class Sensitivity(_message.Message):
+    __slots__ = ("nodes", "error", "lossy")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    error: float
+    lossy: bool
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ..., error: _Optional[float] = ..., lossy: _Optional[bool] = ...) -> None: ...
 
 class Declined(_message.Message):
     __slots__ = ("node", "reason_code", "reason", "remedy", "detail")

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -61,10 +62,11 @@ class Service:
 class Worker:
     """`python -m fxlib_workers`, with its log."""
 
-    def __init__(self, service: Service, folder: Path, name: str) -> None:
+    def __init__(self, service: Service, folder: Path, name: str, *, modules: Sequence[str] = (ALLOWED,)) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        options = ["--service", service.address, "--name", name, "--allow-module", ALLOWED]
+        options = ["--service", service.address, "--name", name]
+        options += [word for module in modules for word in ("--allow-module", module)]
         options += ["--keep-env", MARK, "--trial-memory-gib", "2", "--host-lock", str(folder / "host.lock")]
         # A mark in the environment of all that it starts, by which leftovers are found.
         with mock.patch.dict(os.environ, {MARK: self.mark}):

@@ -13,7 +13,17 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.spec.job import Blob, Event, Job, JobFailure, JobFilter, TrialOptions
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread, TensorShape
-from fxlib.spec.report import CallReport, CandidateReport, Estimate, PassReport, Report, Span, Timeline, Undeclared
+from fxlib.spec.report import (
+    CallReport,
+    CandidateReport,
+    Estimate,
+    PassReport,
+    Report,
+    Sensitivity,
+    Span,
+    Timeline,
+    Undeclared,
+)
 from fxlib.spec.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
 
 text = st.text("ab ×\n", max_size=4)
@@ -181,6 +191,12 @@ undeclared = st.builds(
     measured=st.booleans(),
 )
 declined = st.builds(Declined, node=word, reason=reasons, detail=line, remedy=line)
+sensitivity = st.builds(
+    Sensitivity,
+    nodes=st.lists(word, max_size=2).map(tuple),
+    error=st.floats(0.0, allow_nan=False),
+    lossy=st.booleans(),
+)
 passes = st.builds(
     PassReport,
     name=word,
@@ -188,6 +204,7 @@ passes = st.builds(
     seconds=amount,
     declined=st.lists(declined, max_size=2).map(tuple),
     diff=st.lists(line, max_size=2).map("\n".join),
+    sensitivity=st.lists(sensitivity, max_size=2).map(tuple),
 )
 lines = st.lists(line, max_size=2).map(tuple)
 reports = st.builds(

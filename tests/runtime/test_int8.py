@@ -265,7 +265,16 @@ def test_forms_of_a_weight_do_not_add_up() -> None:
     images, weight, scales = levels(1, 4, 5, 5), integers(4, 4, 3, 3), figures(4, 1)
     for zero_point in range(40):
         OPERATORS.int8_conv2d(images, 1.0, zero_point, weight, scales, None, *PLAIN, *LINEAR)
-    assert len(int8._packed[weight].forms) <= 16
+    assert len(int8._packed[id(weight)].forms) <= 16
+
+
+def test_a_packed_weight_goes_with_its_weight() -> None:
+    weight = integers(8, 64)
+    OPERATORS.int8_linear(levels(2, 64), 1.0, 0, weight, figures(8, 1), None, *LINEAR)
+    key = id(weight)
+    assert key in int8._packed
+    del weight
+    assert key not in int8._packed
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 6, 6), (0, 3, 6, 6)])

@@ -17,10 +17,10 @@ from fxlib.runtime.backends import BACKENDS
 class Bad:
     """Crashes, hangs, returns results of another shape, or remembers the right ones, as its name has it."""
 
-    package, keeps_weights = "torch", True
+    keeps_weights = True
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, package: str = "torch") -> None:
+        self.name, self.package = name, package
 
     def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Do so."""
@@ -42,3 +42,4 @@ class Bad:
 
 
 BACKENDS.update({name: Bad(name) for name in BACKENDS})
+BACKENDS["absent"] = Bad("absent", "fxlib-absent")

@@ -29,6 +29,7 @@ from torch.distributed import rpc
 from torch.nn import functional as F
 
 from fxlib.analysis.operators import operator_tables as words
+from fxlib.runtime import int8
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.ops.registry import Role, functions_with
 from fxlib.runtime.submodules import submodule
@@ -170,7 +171,7 @@ def _torch(name: str) -> OperatorFacts | None:
 
 @functools.cache
 def _overload(target: torch._ops.OpOverload[..., Any]) -> OperatorFacts | None:
-    if target.namespace not in {"aten", "prims"}:
+    if target.namespace not in {"aten", "prims", int8.NAMESPACE}:
         return None  # a custom operator: its schema describes its arguments, but no side effects
     schema, name = target._schema, target._schema.name.split("::")[1]
     if name in words.UNKNOWN:
@@ -186,7 +187,7 @@ def _overload(target: torch._ops.OpOverload[..., Any]) -> OperatorFacts | None:
         writes=writes | _writes_by_name(name),
         random=torch.Tag.nondeterministic_seeded in target.tags or name in words.RANDOM,
         raises=name in words.RAISING,
-        gradient=name not in words.NO_GRADIENT,
+        gradient=name not in words.NO_GRADIENT and target.namespace != int8.NAMESPACE,
     )
 
 

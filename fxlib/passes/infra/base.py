@@ -31,7 +31,7 @@ from fxlib.runtime.ops.batches import is_batch, waits_of
 from fxlib.runtime.ops.calls import is_issue, is_wait
 from fxlib.runtime.ops.record import call_name
 from fxlib.spec.profile import Profile
-from fxlib.spec.report import CallReport, PassReport
+from fxlib.spec.report import CallReport, PassReport, Sensitivity
 from fxlib.spec.workload import Workload
 
 MERGED = "merged"
@@ -128,7 +128,8 @@ REGISTRY: dict[str, type[GraphPass]] = {}
 class PassResult:
     """The result of a pass: the module (changed in place or new), the number of changes, and what it declined.
 
-    `calls` says what became of each remote call, if the pass moves calls.
+    `calls` says what became of each remote call, if the pass moves calls; `sensitivity` has the errors of layers that a
+    lossy pass measured.
     """
 
     module: GraphModule
@@ -136,6 +137,7 @@ class PassResult:
     changes: int
     declined: tuple[Declined, ...] = ()
     calls: tuple[CallReport, ...] = ()
+    sensitivity: tuple[Sensitivity, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +209,13 @@ class GraphPass(ABC):
         if broken:
             raise PassError(broken, where=self.name, hint="This is a bug in the pass.")
         self.ensures(result.module)
-        report = PassReport(name=self.name, changes=result.changes, seconds=seconds, declined=result.declined)
+        report = PassReport(
+            name=self.name,
+            changes=result.changes,
+            seconds=seconds,
+            declined=result.declined,
+            sensitivity=result.sensitivity,
+        )
         _log(type(self), report)
         return PassRun(result=result, report=report, invariants=after)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 import fxlib
 from fxlib import wire
 from fxlib.client.answer_policy import screen
+from fxlib.config import CACHE
 from fxlib.errors import FxlibWarning, PassError, WireError
 from fxlib.passes import Lower, SplitCalls
 from fxlib.recipes.recipes import Recipe
@@ -408,4 +410,21 @@ def test_a_backend_of_an_extra_computes_a_net(tower: Tower, backend: str) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error", FxlibWarning)
         found = [module(images()) for _ in range(3)]
+    assert all(relative_error(each, tower(images())) < 1e-5 for each in found)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
+def test_a_second_start_is_served_from_what_the_first_one_kept(
+    tower: Tower, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(backend, reason=f"the extra fxlib[{backend}] is not installed")
+    monkeypatch.setenv(CACHE, str(tmp_path / "compiled"))
+    lowered(tower, backend)(images())
+    assert len(list((tmp_path / "compiled").iterdir())) == 1
+    for converter in ("fxlib.runtime.backends._converted", "torch.onnx.export"):
+        monkeypatch.setattr(converter, lambda *_, **__: pytest.fail("it is converted again"))
+    module = lowered(tower, backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FxlibWarning)
+        found = [module(images()) for _ in range(2)]
     assert all(relative_error(each, tower(images())) < 1e-5 for each in found)

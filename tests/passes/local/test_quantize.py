@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed import rpc
 from torch.nn import functional as F
 
 import fxlib
@@ -17,7 +18,9 @@ from fxlib.client.request import Question, calibrated
 from fxlib.errors import FxlibWarning
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import PlanningRequest, Rewrite
+from fxlib.spec.report import Report, Sensitivity
 from fxlib.utils.compare import relative_error
+from tests.capture.servers import lookup
 from tests.models.nets import called, changes, graph_runs, made, reasons
 
 
@@ -70,6 +73,10 @@ def assert_near(model: nn.Module, rewrite: Rewrite, *inputs: Tensor, within: flo
     assert 0.0 < relative_error(found, expected) < within
     assert found.stride() == expected.stride()
     assert rewrite.module.state_dict().keys() == model.state_dict().keys()
+
+
+def sensitivity(rewrite: Rewrite) -> tuple[Sensitivity, ...]:
+    return next(each for each in rewrite.passes if each.name == "quantize").sensitivity
 
 
 STEPS = workload(images(4, 2), images(4, 3))
@@ -177,6 +184,10 @@ def test_layers_that_move_the_results_too_far_stay_in_float() -> None:
     shares = [float(each.detail.split()[0]) for each in left if "alone" in each.detail]
     assert shares
     assert shares == sorted(shares)
+    assert sensitivity(free) == ()  # nothing is measured without a bound
+    (within,) = sensitivity(quantized(model, STEPS, most * 2))
+    assert (len(within.nodes), within.lossy) == (5, True)
+    assert within.error == pytest.approx(most, rel=0.2)
 
 
 class Weighed(nn.Module):
@@ -201,6 +212,13 @@ def test_two_layers_each_beyond_the_bound_stay_in_float_with_the_error_of_each()
     ]  # fmt: skip
     alone = [float(each.detail.split()[0]) for each in left]
     assert bound < alone[0] < alone[1]
+    found = sensitivity(rewrite)
+    assert [(each.nodes, each.lossy) for each in found[2:]] == [(("fourth",), False), (("second",), False)]
+    assert {each.nodes: each.lossy for each in found[:2]} == {("first",): True, ("third",): True}
+    errors = [each.error for each in found]
+    assert errors == sorted(errors)
+    report = str(Report(decision="adopt", reason=None, explanation="", passes=rewrite.passes))
+    assert f"layers that quantize left exact, the least first: fourth: {errors[2]:.2g}; second: " in report
     assert changes(rewrite, "quantize") == 2
     with torch.no_grad():
         assert 0.0 < relative_error(graph_runs(rewrite)(batch), model(batch)) <= bound
@@ -396,3 +414,21 @@ def test_a_layer_of_which_no_range_was_told_stays_in_float() -> None:
     rewrite = quantized(net, replace(told, calibration=(), ranges=told.ranges[1:]))
     assert reasons(rewrite, "quantize") == ["CALIBRATION_TOO_SMALL"]
     assert changes(rewrite, "quantize") == 3
+
+
+class Beside(nn.Module):
+    """A layer of its own, and a call that does not need it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.layer(x).relu()
+        answer: Tensor = rpc.rpc_sync("ps0", lookup, args=("items", x))
+        return own + answer
+
+
+def test_a_call_overlaps_layers_on_int8_weights() -> None:
+    names = called(quantized(Beside().eval(), recipe="int8").module)
+    assert names == ["issue_call", "int8_linear.default", "wait", "add"]

@@ -297,9 +297,9 @@ def test_auto_makes_what_the_request_allows_and_says_what_it_does_not_try(monkey
     monkeypatch.setattr("fxlib_workers.rewrite.make_candidates.instructions", lambda: ("amx_bf16", "avx2"))
     with torch.no_grad():
         tried, untried = auto(ConvNet(), images(), max_relative_error=0.05)
-    assert tried == [
-        "int8", "bfloat16", "lower to inductor_freezing", "inference", "inference without channels_last",
-        "int8 without channels_last",
+    assert sorted(tried) == [
+        "bfloat16", "inference", "inference without channels_last", "int8", "int8 without channels_last",
+        "lower to inductor_freezing",
     ]  # fmt: skip
     assert "the launcher has openvino==0.1, and this worker " in untried["lower to openvino"]
     assert "it changes nothing" in untried.get("auto", "it changes nothing")
@@ -313,6 +313,44 @@ def test_auto_makes_what_the_request_allows_and_says_what_it_does_not_try(monkey
         tried, untried = auto(ConvNet(), images(), max_relative_error=0.05)
     assert "bfloat16" not in tried
     assert "no instructions for bfloat16" in untried["bfloat16"]
+
+
+class Wide(nn.Module):
+    """Layers whose products take nearly all the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(512, 512), nn.ReLU())))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    "has, first",
+    [(("avx512_vnni", "avx512_bf16"), "int8"), (("avx512_bf16",), "int8"), (("amx_bf16", "amx_int8"), "int8")],
+)
+def test_auto_tries_the_candidate_first_that_a_roofline_expects_to_be_fastest(
+    monkeypatch: pytest.MonkeyPatch, has: tuple[str, ...], first: str
+) -> None:
+    for module in ("make_candidates", "local_work"):
+        monkeypatch.setattr(f"fxlib_workers.rewrite.{module}.instructions", lambda: has)
+    steps = Workload(batches=[torch.randn(256, 512)], mode="forward", optimizer="none")
+    backends = [installed("inductor_freezing")]
+    with torch.no_grad():
+        made = make_candidates(
+            fxlib.capture(Wide().eval()),
+            recipes.get("auto"),
+            steps,
+            None,
+            backends=backends,
+            max_relative_error=0.05,
+        )
+    predicted = [each.row.predicted_step_s for each in made.ranked]
+    assert [each.name for each in made.ranked] == [first, "bfloat16", "lower to inductor_freezing"]
+    assert None not in predicted
+    assert predicted == sorted(predicted)  # type: ignore[type-var]
+    assert made.ranked[0].report.candidates[0].predicted_step_s == predicted[0]
 
 
 def test_auto_computes_nothing_from_weights_that_are_trained_or_were_not_sent() -> None:

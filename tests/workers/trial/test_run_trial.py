@@ -12,7 +12,7 @@ import torch
 
 from fxlib import TrialOptions, Workload
 from fxlib.reasons import Reason
-from fxlib.spec.report import Report, Timeline
+from fxlib.spec.report import PassReport, Report, Timeline
 from fxlib.spec.workload import MAIN
 from fxlib_workers.exchange import ORIGINAL, Arm, Candidate
 from fxlib_workers.trial.failures import LostCandidateError, TrialError
@@ -48,6 +48,7 @@ class MortalCluster(FakeCluster):
     made: ClassVar[list[MortalCluster]] = []
     step_seconds: ClassVar[Mapping[Arm, float]] = {}
     deadly: ClassVar[Mapping[Arm, str]] = {}
+    instructions: ClassVar[tuple[str, ...]] = ("avx2",)
     one_thread: ClassVar[float] = 1.0
     """The times as long that a step takes on one thread."""
 
@@ -72,7 +73,7 @@ class MortalCluster(FakeCluster):
         pass
 
     def ask(self, _: object, method: str, *args: object, timeout_s: float) -> list[Any]:
-        return [{"samples_per_step": 1.0, "run_delay_share": 0.0}[method]]
+        return [{"samples_per_step": 1.0, "run_delay_share": 0.0, "instructions": self.instructions}[method]]
 
     def ask_of(self, arm: Arm, processes: object, method: str, *args: Any, timeout_s: float) -> list[Any]:
         if self.deadly.get(arm) == method:
@@ -94,10 +95,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> type[MortalCluster]:
     return MortalCluster
 
 
-def run(*names: str, programs: Collection[str] = (MAIN,), threads: Sequence[int] = ()) -> dict[str, TrialResult]:
+def run(
+    *names: str, programs: Collection[str] = (MAIN,), threads: Sequence[int] = (), int8: str = ""
+) -> dict[str, TrialResult]:
     workload, options = Workload.describe([torch.ones(1)], mode="forward", threads=2), TrialOptions()
     program = EncodedProgram(original=b"", workload=b"", blobs={})
-    candidates = [Candidate(graph=b"", report=report_of(name)) for name in names]
+    passes = {int8: (PassReport(name="quantize", changes=1, seconds=0.0),)}
+    reports = [replace(report_of(name), passes=passes.get(name, ())) for name in names]
+    candidates = [Candidate(graph=b"", report=each) for each in reports]
     asked = {
         name: TrialRequest(workload=workload, options=options, program=program, candidates=candidates, threads=threads)
         for name in programs
@@ -165,3 +170,23 @@ def test_a_number_of_threads_that_ends_the_processes_takes_nothing_from_what_was
     (result,) = run("fast", threads=(1,)).values()
     assert (result.report.decision, len(cluster.made)) == ("adopt", 1)
     assert "made no progress within its time limit: block" in result.report.candidates[1].verdict
+
+
+NO_INT8 = "on a processor without instructions that add up products of 8-bit integers"
+
+
+def test_int8_layers_that_are_not_faster_are_told_with_what_the_processor_lacks(
+    cluster: type[MortalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "step_seconds", {ORIGINAL: 0.02, "slower": 0.03, "fast": 0.01})
+    (kept,) = run("slower", int8="slower").values()
+    assert (kept.report.decision, kept.report.reason) == ("keep_original", Reason.NOT_FASTER)
+    assert NO_INT8 in kept.report.explanation
+    (other,) = run("slower", "fast", int8="slower").values()
+    assert (other.report.decision, other.chosen.name) == ("adopt", "fast")
+    assert any(NO_INT8 in each for each in other.report.notes)
+    (adopted,) = run("fast", int8="fast").values()
+    assert (adopted.report.decision, adopted.report.notes) == ("adopt", ())
+    monkeypatch.setattr(cluster, "instructions", ("avx2", "avx512_vnni"))
+    (kept,) = run("slower", int8="slower").values()
+    assert NO_INT8 not in kept.report.explanation

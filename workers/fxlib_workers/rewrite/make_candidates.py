@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,9 +31,10 @@ from fxlib.spec.job import TrialOptions
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, CandidateReport, Report, Undeclared
 from fxlib.spec.workload import Workload
-from fxlib.utils.hardware import instructions
+from fxlib.utils.hardware import FOR_BFLOAT16, instructions
 from fxlib_workers import logs
 from fxlib_workers.exchange import Candidate
+from fxlib_workers.rewrite.local_work import predicted_s
 
 _LOG: Final = logs.Log(__name__)
 
@@ -44,9 +46,6 @@ _MOST_BATCHES: Final = 8
 
 _ROUNDING: Final = TrialOptions().max_relative_error
 """The error bound up to which lossy passes are useless, since it allows only for rounding."""
-
-_FOR_BFLOAT16: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""The instructions without which bfloat16 is slower than float32; the last one is for ARM."""
 
 _SCHEDULING: Final = frozenset(each.name for each in recipes.get("schedule").passes)
 """The passes that leave local work unchanged."""
@@ -84,6 +83,7 @@ def make_candidates(
     """Apply a recipe and its alternatives, and rank the distinct results by the step time that the cost model expects.
 
     Without a profile, the recipe itself comes first, since estimates are good enough for planning but not for choosing.
+    The candidates of `auto` for a program without calls are ranked by a roofline of their operators (`local_work`).
     Lossy passes keep to `max_relative_error`. `backends` are the launcher's, with versions; `auto` chooses among them.
     `check` raises if a recipe cannot be run on the data that was sent. With `diffs`, reports show what each pass did to
     the generated code.
@@ -116,6 +116,8 @@ def make_candidates(
         if rewrite.changed:
             encoded = wire.encode(rewrite.module, beside=original)
             within_s = predict(rewrite.module, profile).step_s if profile else None
+            if auto and profile is None and not done.calls:
+                within_s = predicted_s(rewrite.module, workload)
             graph = wire.serialize(encoded.graph)
             for each in loops:
                 expected_s = within_s
@@ -128,7 +130,7 @@ def make_candidates(
             _LOG.debug("candidate", name=name, expected_s=within_s)
     ranked = [
         replace(each, report=replace(each.report, candidates=(each.row, *untried)))
-        for each in sorted(found.values(), key=lambda each: each.row.predicted_step_s or 0.0)
+        for each in sorted(found.values(), key=lambda each: each.row.predicted_step_s or math.inf)
     ]
     return Candidates(
         ranked=tuple(ranked),
@@ -258,7 +260,7 @@ class _Tried:
         """Return why a recipe is of no use to the request; empty if it may be of use."""
         if other.preserves == "lossy" and (why := _not_wanted_lossy(self.request.max_relative_error)):
             return why
-        if any(step.name == "bfloat16" for step in other.passes) and not _FOR_BFLOAT16 & set(instructions()):
+        if any(step.name == "bfloat16" for step in other.passes) and not FOR_BFLOAT16 & set(instructions()):
             return "this processor has no instructions for bfloat16 (avx512_bf16, amx_bf16 or bf16)"
         workload = self.request.workload
         if (

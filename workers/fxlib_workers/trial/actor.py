@@ -14,6 +14,7 @@ import torch
 from torch import distributed
 from torch.distributed import rpc
 
+from fxlib.config import CACHE
 from fxlib.runtime import bounds, functions
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
 from fxlib_workers.process.exceptions import returns_exceptions
@@ -63,6 +64,7 @@ class TrialActor:
 
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
+        os.environ[CACHE] = ""  # what is compiled in a trial is measured, and not kept
         bounds.install()
         torch.set_num_threads(min(config.threads, psutil.cpu_count() or 1))
         for module in config.allowed_modules:

@@ -16,6 +16,7 @@ from fxlib.spec.job import TrialOptions
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import WAYS, CallReport, CandidateReport, Report, Timeline, interval
 from fxlib.spec.workload import MAIN, Workload
+from fxlib.utils.hardware import FOR_INT8
 from fxlib.utils.text import seconds
 from fxlib_workers import logs
 from fxlib_workers.exchange import ORIGINAL, Arm, Candidate, ReportProgress
@@ -33,6 +34,10 @@ _LOG: Final = logs.Log(__name__)
 _BY_PROCESSOR: Final = frozenset({"bfloat16", "lower", "quantize"})
 """The names of the passes whose gain depends on the processor's instructions."""
 
+_NO_INT8: Final = (
+    "int8 layers were tried and are not adopted, on a processor without instructions that add up products of 8-bit "
+    f"integers ({', '.join(sorted(FOR_INT8))})"
+)
 _MOST_LOST: Final = 3
 """The number of times that a trial restarts in new processes, without the candidate that ended the earlier ones."""
 
@@ -274,7 +279,7 @@ class _Trial:
             instructions=self._instructions(cluster, result.report),
             staleness=self._staleness(cluster, result.report, speed.candidate),
         )
-        report = _with_speed(_with_timelines(report, *timelines), speed)
+        report = self._about_int8(cluster, _with_speed(_with_timelines(report, *timelines), speed))
         return replace(result, report=self._with_threads(cluster, report, speed, deadline))
 
     def decide(self, chosen: str | None, reason: Reason, detail: str = "") -> TrialResult:
@@ -333,9 +338,12 @@ class _Trial:
 
     def _instructions(self, cluster: ClusterRun, report: Report) -> tuple[str, ...]:
         """Return the instructions that all trainers have, if the candidate is only for processors like theirs."""
-        ran = {each.name for each in report.passes if each.changes} & _BY_PROCESSOR
+        ran = _changed_by(report) & _BY_PROCESSOR
         if not ran - {"lower"} and not any(each.compiled for each in report.parts):
             return ()
+        return self._of_all_trainers(cluster)
+
+    def _of_all_trainers(self, cluster: ClusterRun) -> tuple[str, ...]:
         first, *others = cluster.ask(cluster.trainers, "instructions", timeout_s=self._options.step_timeout_s)
         return tuple(each for each in first if all(each in other for other in others))
 
@@ -346,6 +354,16 @@ class _Trial:
         limit_s = self._options.step_timeout_s
         found = cluster.ask_of(candidate, cluster.step_trainers, "staleness", timeout_s=limit_s)
         return dict(sum(map(Counter, found), Counter[int]()))
+
+    def _about_int8(self, cluster: ClusterRun, report: Report) -> Report:
+        """Say so if int8 layers were tried in vain on processors without instructions for them."""
+        adopted = report.decision == "adopt" and "quantize" in _changed_by(report)
+        tried = any("quantize" in _changed_by(each.report) for each in self._outcomes.candidates.values())
+        if adopted or not tried or not FOR_INT8.isdisjoint(self._of_all_trainers(cluster)):
+            return report
+        if report.reason is Reason.NOT_FASTER:
+            return replace(report, explanation=f"{report.explanation}; {_NO_INT8}")
+        return replace(report, notes=(*report.notes, _NO_INT8))
 
     def _selection(self, cluster: ClusterRun, deadline: float) -> Selection:
         limit_s, expected_s = self._options.step_timeout_s, 0.0
@@ -422,6 +440,10 @@ class _Trial:
             for arm in (ORIGINAL, speed.candidate)
         )
         return original, candidate
+
+
+def _changed_by(report: Report) -> set[str]:
+    return {each.name for each in report.passes if each.changes}
 
 
 def _recorded_steps(speed: Speed, budget_s: float) -> int:

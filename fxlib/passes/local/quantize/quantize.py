@@ -32,6 +32,7 @@ from fxlib.runtime import int8, is_call, is_issue
 from fxlib.runtime.submodules import submodule
 from fxlib.spec.calibration import LayerRange
 from fxlib.spec.inputs import Batch
+from fxlib.spec.report import Sensitivity
 from fxlib.spec.workload import MAX_CALIBRATION
 from fxlib.utils.compare import largest_error
 
@@ -84,7 +85,8 @@ class Quantize(GraphPass):
         Rewriting(module, plan, layers, {node: node for node in module.graph.nodes}).run()
         sweep(module)
         declined += self._alone([each for each in layers if each.node not in plan.layers])
-        return PassResult(module, changes=len(plan.layers), declined=tuple(declined))
+        measured = tuple(found.sensitivity)
+        return PassResult(module, changes=len(plan.layers), declined=tuple(declined), sensitivity=measured)
 
     @torch.no_grad()
     def ranges(self, module: GraphModule, context: Context) -> tuple[LayerRange, ...]:
@@ -128,7 +130,7 @@ class Quantize(GraphPass):
         kept = self._with_known_range(found.layers, found.small, seen.ranges, declined)
         if bound is not None:
             measured = _Error(found.module, batches, reference, levels, found.small, seen)
-            kept = self._within(measured, kept, bound, declined)
+            kept = self._within(measured, kept, bound, declined, found.sensitivity)
         return kept, seen
 
     def _with_given_ranges(
@@ -175,15 +177,24 @@ class Quantize(GraphPass):
                 declined.append(why)
         return kept
 
-    def _within(self, measured: _Error, layers: Sequence[Layer], bound: float, declined: list[Declined]) -> list[Layer]:
+    def _within(
+        self,
+        measured: _Error,
+        layers: Sequence[Layer],
+        bound: float,
+        declined: list[Declined],
+        sensitivity: list[Sensitivity],
+    ) -> list[Layer]:
         """Return layers that together keep the results within a bound, preferring those with the least error alone."""
-        if not layers or measured.of(layers) <= bound:
+        if not layers or (error := measured.of(layers)) <= bound:
+            sensitivity.extend([_sensitivity(layers, error, lossy=True)] if layers else [])
             return list(layers)
         beside = [each for each in layers if each.node in measured.small]
         layers = [each for each in layers if each.node not in measured.small]
         detail = f"{bound:.2g} is allowed for all, and layers that pay only between others go first"
         declined.extend(Declined(node=each.node.name, reason=Reason.ERROR_BOUND, detail=detail) for each in beside)
-        if beside and (not layers or measured.of(layers) <= bound):
+        if beside and (not layers or (error := measured.of(layers)) <= bound):
+            sensitivity.extend([_sensitivity(layers, error, lossy=True)] if layers else [])
             return layers
         size = math.ceil(len(layers) / self.trials)
         groups = [layers[first : first + size] for first in range(0, len(layers), size)]
@@ -193,6 +204,9 @@ class Quantize(GraphPass):
             middle = (fitting + least) // 2
             chosen = [layer for _, group in alone[:middle] for layer in group]
             fitting, least = (middle, least) if measured.of(chosen) <= bound else (fitting, middle)
+        sensitivity.extend(
+            _sensitivity(group, error, lossy=index < fitting) for index, (error, group) in enumerate(alone)
+        )
         for error, group in alone[fitting:]:
             detail = f"{error:.2g} alone, and {bound:.2g} is allowed for all"
             declined.extend(Declined(node=each.node.name, reason=Reason.ERROR_BOUND, detail=detail) for each in group)
@@ -233,6 +247,10 @@ class Layer:
         return (_OPERATORS.int8_linear if self.linear.kind == "linear" else _OPERATORS.int8_conv2d).default
 
 
+def _sensitivity(layers: Sequence[Layer], error: float, *, lossy: bool) -> Sensitivity:
+    return Sensitivity(nodes=tuple(each.node.name for each in layers), error=error, lossy=lossy)
+
+
 def _named(layers: Sequence[Layer]) -> dict[tuple[tuple[str, ...], int], Layer]:
     """Return layers by the names of their weights and, if several have the same names, by their number."""
     uses, found = Counter[tuple[str, ...]](), dict[tuple[tuple[str, ...], int], Layer]()
@@ -269,6 +287,7 @@ class _Search:
         self.small: set[Node] = set()
         """The layers among them that do not pay off on their own."""
         self.declined: list[Declined] = []
+        self.sensitivity: list[Sensitivity] = []
         for node in module.graph.nodes:
             linear = linear_layer_of(module, node)
             if linear is not None:
