@@ -16,7 +16,7 @@ import torch
 from fxlib.wire.faults import Fault, Limits, excess
 from fxlib.wire.targets import METHODS_WITHHELD
 
-_ATOM = re.compile(r"[0-9A-Za-z_-]+")
+_ATOM = re.compile(r"[0-9A-Za-z_+:/|=@~%& -]+")
 _LONGEST_FUNCTION = 1_000
 _REMOTE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:(?:[^\W\d]\w*\.)*[^\W\d]\w*|\.[^\W\d]\w*")
 _LABEL = re.compile(r"[\w.:<>#$@ \[\]-]{1,500}")
@@ -60,12 +60,16 @@ def check_node_name(text: str) -> None:
 
 
 def check_atom(text: str, what: str) -> None:
-    """Raise Fault unless the text can be one step of a path: an identifier, or a word of letters, digits, _ and -."""
+    """Raise Fault unless the text can be one step of a path: an identifier, or what is harmless within quotes.
+
+    Names of the latter kind are those that programs give to the parts of a `ModuleDict`, such as "user+item".
+    """
     if text.isidentifier():
         check_name(text, what)
     elif _ATOM.fullmatch(text) is None:
         raise Fault(
-            f"{what} {text[:80]!r} is neither an identifier nor made of letters, digits, '_' and '-'", "Rename it."
+            f"{what} {text[:80]!r} is neither an identifier nor made of letters, digits, blanks and _-+:/|=@~%&",
+            "Rename it.",
         )
 
 

@@ -173,3 +173,10 @@ def test_comments_of_verbose_code_hold_no_code(monkeypatch: pytest.MonkeyPatch) 
     compile(decoded.graph.python_code("self", verbose=True).src.strip(), "generated", "exec")
     for line in decoded.graph.python_code("self", verbose=True).src.splitlines():
         assert "boom" not in line.partition("#")[0] or line.strip().startswith(("'", '"', "stack_trace", "("))
+
+
+@pytest.mark.parametrize("character", [*"\"'\\\n\r\t\0.#{}$;()[]<>`", "\u2028", "\u202e"])
+def test_a_character_that_may_end_quotes_or_steer_is_in_no_name_of_a_child(character: str) -> None:
+    graph = whole()
+    graph.modules[-1].children[0].name = f"user{character}item"
+    assert "neither an identifier" in str(refusal(graph))

@@ -181,3 +181,12 @@ def test_attributes_that_nodes_read_travel_as_values_tensors_or_opaque_slots() -
     assert torch.equal(decoded.constant, root.constant)
     assert isinstance(decoded.handle, wire.OpaqueAttribute)
     assert wire.decode(encoded.graph, root=module)(None)[2] is root.handle
+
+
+@pytest.mark.parametrize("name", ["user+item", "a b", "cat/age:1|2", "x=y@z", "100%", "~a&b", "-1"])
+def test_a_child_may_have_any_name_that_is_harmless_within_quotes(name: str) -> None:
+    root = nn.Module()
+    root.add_module(name, nn.Linear(4, 4))
+    module = graph_of(lambda graph, x: graph.call_module(name, (x,)), root)
+    value = torch.randn(2, 4)
+    assert torch.equal(round_trip(module)(value), module(value))
