@@ -8,6 +8,7 @@ import operator
 import random
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,7 +37,7 @@ def equal_copies(new: Any, old: Any) -> bool:
         return new is old
     if isinstance(new, dict):
         return new.keys() == old.keys() and all(equal_copies(new[key], old[key]) for key in new)
-    if isinstance(new, (list, tuple)):
+    if isinstance(new, (list, tuple, deque)):
         return len(new) == len(old) and all(map(equal_copies, new, old))
     return isinstance(new, set) and new == old
 

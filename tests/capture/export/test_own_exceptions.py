@@ -75,3 +75,34 @@ def test_torch_raises_no_exception_of_the_programs() -> None:
 def test_what_may_be_raised_in_a_run_is_refused(kind: type[nn.Module]) -> None:
     with pytest.raises(CaptureError, match="an except guards what is computed"):
         fxlib.capture(kind(), sample_inputs=[X], how="export")
+
+
+class LaterError(Exception):
+    pass
+
+
+caught: Any = LaterError
+
+
+def fail() -> None:
+    raise LaterError
+
+
+class CatchesByName(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            fail()
+        except caught:
+            return x * 3
+        except LaterError:
+            return x * 5
+        return x
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_a_name_of_an_exception_that_is_bound_anew_decides_as_it_did(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = CatchesByName(), torch.randn(2, 3)
+    captured = fxlib.capture(model, sample_inputs=[x] if how == "export" else None, how=how)
+    for name, factor in ((LaterError, 3), (KeyError, 5), ((KeyError, LaterError), 3)):
+        monkeypatch.setitem(globals(), "caught", name)
+        assert torch.equal(captured(x), x * factor)

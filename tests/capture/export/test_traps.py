@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -380,3 +380,21 @@ def test_what_is_refused_is_said_in_the_error_alone(
     assert capfd.readouterr() == ("", "")
     assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
     assert "print" not in vars(importlib.import_module("torch.export._trace"))
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = deque([1.0, 2.0], maxlen=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * sum(self.scales)
+
+
+def test_a_queue_that_is_read_is_not_taken_for_changed() -> None:
+    model = Remembers()
+    captured, scales = _export(model, X), model.scales
+    assert torch.equal(captured(X), X * 3)
+    assert model.scales is scales
+    scales.append(5.0)
+    assert torch.equal(captured(X), X * 7)
