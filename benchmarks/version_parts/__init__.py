@@ -1,0 +1,1 @@
+"""The parts of the benchmark of row versions: what its servers do."""
