@@ -36,6 +36,9 @@ QUICK_COUNT: Final = 10
 
 _KILLS_PER_JOB: Final = 3.0
 """The mean number of kills in the time that a job takes while nothing is killed, whatever the machine's speed."""
+_LEAST_PAUSE_S: Final = 5.0
+"""The least mean pause between kills, in seconds: with less, what was killed has hardly started again, and no job goes
+on."""
 _FIRST_S: Final = 600.0
 _SETTLE_S: Final = 900.0
 _FULL_S: Final = (1.0, 8.0)
@@ -46,7 +49,7 @@ def measure(trials: str, count: int, seed: int, keep: Path | None = None) -> Seq
     """Kill so many processes, let all that was asked end, and count what is left."""
     chance, began = random.Random(seed), time.monotonic()
     with world(stand_in=trials == "stand-in", seed=seed, folder=keep and keep / trials) as made:
-        pause_s = made.first_job_s(_FIRST_S) / _KILLS_PER_JOB
+        pause_s = max(made.first_job_s(_FIRST_S) / _KILLS_PER_JOB, _LEAST_PAUSE_S)
         for _ in range(count):
             if chance.random() < _OFTEN:
                 made.fill_a_disk(chance.uniform(*_FULL_S))
