@@ -213,6 +213,7 @@ class Rows:
         calls: Sequence[Arguments],
         contracts: Sequence[Contract],
         origins: Sequence[Origin] = (),
+        positions: Sequence[torch.Tensor] = (),
     ) -> None:
         """Look at the keys of each call.
 
@@ -221,6 +222,7 @@ class Rows:
             calls: the arguments of each call.
             contracts: the contract of each call.
             origins: the origins of the rows, if the rows come with their state.
+            positions: for each call, the row that each position has of those that are read, if each key is sent once.
 
         Raises:
             NotByKeys: the keys do not distinguish rows.
@@ -229,7 +231,7 @@ class Rows:
         self._calls = calls
         self._contracts = contracts
         self._keys = [keys_in(contract, *call) for contract, call in zip(contracts, calls, strict=True)]
-        self._origins = origins
+        self._origins, self._positions = origins, positions
         if origins:
             self._keys = list(map(_copied, self._keys))
         parts = [contract.part_of(*call) for contract, call in zip(contracts, calls, strict=True)]
@@ -295,7 +297,10 @@ class Rows:
         """Return the rows that the forward of the message had."""
         if not self.known or {each.made_by for each in self.known} != {numerics()}:
             return []  # this process may not compute the same bits as the server
-        of_calls = zip(self._origins, self._keys, self.known, strict=True)
+        keys = self._keys
+        if self._positions:
+            keys = [each.index_select(0, positions) for each, positions in zip(keys, self._positions, strict=True)]
+        of_calls = zip(self._origins, keys, self.known, strict=True)
         return [Block(origin, self._reads, keys, known) for origin, keys, known in of_calls]
 
     def _of_rows(self, of_keys: torch.Tensor) -> torch.Tensor:
@@ -328,7 +333,7 @@ class Rows:
                 continue
             rows[index] = found
             keys = self._keys[index].index_select(0, found)
-            calls.append((index, _with_keys(self._contracts[index], self._calls[index], keys)))
+            calls.append((index, with_keys(self._contracts[index], self._calls[index], keys)))
             begin = int(begins[index]) if self._sampled is not None else 0
             if self._sampled is not None and begin <= self._sampled < begin + self._lengths[index]:
                 sampled = index, found.tolist().index(self._sampled - begin)
@@ -352,7 +357,7 @@ class Rows:
     @property
     def is_merged(self) -> bool:
         """Whether the answers have to be merged before they are the results of the calls."""
-        return bool(self._repaired or self._origins)
+        return bool(self._repaired or self._origins or self._positions)
 
     def merged(self, results: Sequence[Any]) -> list[Any]:
         """Return the results of the calls, which contain the rows that were read again.
@@ -373,10 +378,14 @@ class Rows:
                     if not same_known(some_of(first, rows[at]), some_of(again, at)):
                         raise KeysBroken(index)
                 found[index] = replaced(first, rows, again)
-        if not self._origins:
+        if not (self._origins or self._positions):
             return [each.rows for each in found]
         for index, each in enumerate(found):
             _check_rows(each, self._lengths[index], each)
+        if self._positions:
+            found = [some_of(each, positions) for each, positions in zip(found, self._positions, strict=True)]
+        if not self._origins:
+            return [each.rows for each in found]
         self.known = found
         return [_copied(each.rows) for each in found]
 
@@ -434,7 +443,8 @@ def _written(push: Push) -> tuple[str | int | None, torch.Tensor]:
     return contract.part_of(call.args, call.kwargs), keys_in(contract, call.args, call.kwargs)
 
 
-def _with_keys(contract: Contract, call: Arguments, keys: torch.Tensor) -> Arguments:
+def with_keys(contract: Contract, call: Arguments, keys: torch.Tensor) -> Arguments:
+    """Return the arguments of a call with other keys."""
     args, kwargs = call
     if contract.keys_at is not None and contract.keys_at < len(args):
         return (*args[: contract.keys_at], keys, *args[contract.keys_at + 1 :]), kwargs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import get_ident
@@ -20,6 +20,7 @@ from fxlib.analysis.effects.resources import ServerState, states_of
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
 from fxlib.pipeline.choice import Choice, InTurn, MeasuredChoice
+from fxlib.pipeline.keys_once import KeysOnce
 from fxlib.pipeline.leaves_pushes import LeavesPushes
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
@@ -140,6 +141,7 @@ class ModuleAhead(LeavesPushes):
         self._not_by_keys: dict[Node, str] = {}
         """Calls that are no longer repaired row by row, and why."""
         self._without_state: set[Node] = set()
+        self._keys_once: defaultdict[Node, KeysOnce] = defaultdict(KeysOnce)
         """Calls whose rows are no longer read with their state."""
         self._blocks: list[Block] = []
         """The rows that forwards had since the last push, as the servers have them."""
@@ -176,6 +178,7 @@ class ModuleAhead(LeavesPushes):
                 arguments,
                 by_keys=by_keys and call.node not in self._not_by_keys,
                 with_state=self._loops > 0 and call.node not in self._without_state and not self._several_trainers,
+                keys_once=self._keys_once[call.node],
             )
             if all(noted[each] is not None for each in needs)
             else None

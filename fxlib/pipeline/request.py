@@ -18,6 +18,7 @@ from fxlib.analysis.effects.prologue import CallAhead, Way, meet
 from fxlib.analysis.effects.resources import ServerState, contract_of_call
 from fxlib.errors import FxlibError
 from fxlib.pipeline.by_keys import Arguments, KeysBroken, NotByKeys, Repair, Rows
+from fxlib.pipeline.keys_once import KeysOnce
 from fxlib.pipeline.updates import Origin, Updates, calls_with_state, origin_of
 from fxlib.pipeline.watch import WATCH
 from fxlib.reasons import Reason
@@ -69,6 +70,7 @@ class Request:
         "_end_spans",
         "_future",
         "_is_counted",
+        "_keys_once",
         "_read_again",
         "_sent",
         "call",
@@ -82,7 +84,13 @@ class Request:
     )
 
     def __init__(
-        self, call: CallAhead, arguments: tuple[Any, ...], *, by_keys: bool = True, with_state: bool = False
+        self,
+        call: CallAhead,
+        arguments: tuple[Any, ...],
+        *,
+        by_keys: bool = True,
+        with_state: bool = False,
+        keys_once: KeysOnce | None = None,
     ) -> None:
         self.call = call
         self.state = State.PARKED
@@ -94,7 +102,8 @@ class Request:
         """Whether `missed` counts the current pushes."""
         self._arguments = arguments
         self._sent = arguments
-        """The arguments that are sent instead, so that the rows come with their state."""
+        """The arguments that are sent instead, so that the rows come with their state, or each key travels once."""
+        self._keys_once = keys_once
         self._future: Any = None
         self._end_spans: list[Callable[[], None]] = []
         """Functions that end its spans in flight while it travels behind a push."""
@@ -103,9 +112,23 @@ class Request:
         self.rows: Rows | None = None
         if by_keys and call.way is Way.BY_KEYS:
             contracts = [each for each in call.contracts if each is not None]
-            origins = self._with_state(contracts) if with_state else []
-            with suppress(NotByKeys):
-                self.rows = Rows(call.reads, [(args, kwargs) for _, args, kwargs in self._calls], contracts, origins)
+            try:
+                positions = self._named_once(contracts)
+                origins = self._with_state(contracts) if with_state else []
+                sent = [(args, kwargs) for _, args, kwargs in self._calls]
+                self.rows = Rows(call.reads, sent, contracts, origins, positions)
+            except NotByKeys:
+                self._sent = arguments
+
+    def _named_once(self, contracts: Sequence[Contract]) -> Sequence[torch.Tensor]:
+        """Have each key sent once, if that pays; return which of the rows each position has, if so."""
+        found = None if self._keys_once is None else self._keys_once.of(self._calls, contracts)
+        if found is None:
+            return ()
+        calls, positions = found
+        to, *_ = self._arguments
+        self._sent = (to, tuple(calls), *self._arguments[2:]) if self.is_batch else (to, *calls[0], self._arguments[4])
+        return positions
 
     def _with_state(self, contracts: Sequence[Contract]) -> Sequence[Origin]:
         """Have the rows read with their state, and return their origins; return none if that is impossible."""
@@ -205,7 +228,7 @@ class Request:
                 self.rows.sample(sample)
         except NotByKeys:
             self.park()
-            self.rows = None
+            self.rows, self._sent = None, self._arguments
             return
         if not self.rows.is_concurrent:
             self._await()
@@ -325,6 +348,8 @@ class Request:
         """Note that the message that was sent has failed."""
         if self._sent is not self._arguments:
             self.why_not_with_state = "it failed"
+            if self._keys_once is not None:
+                self._keys_once.give_up()
 
     def take_later(self, settle: Callable[[], None]) -> Any:
         """Return the future that replaces the call's issue while pushes are in flight; its wait settles these first."""
