@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from typing_extensions import override
 
@@ -22,20 +22,27 @@ _STEPS = 500
 """Number of steps with the chosen way before all ways are tried again, because loops change."""
 
 
+_Option: TypeAlias = tuple[Way | None, bool]
+"""A way, and whether rows that are read by keys are updated in the trainer."""
+
+
 class Choice(Protocol):
     """Decides how the next step's reads are made.
 
     Attributes:
         way: the way; None: each forward makes its own reads.
+        updates: whether rows that are read by keys come with their state, so that pushes can be made on them here.
     """
 
     way: Way | None
+    updates: bool
 
-    def offer(self, ways: Sequence[Way]) -> None:
+    def offer(self, ways: Sequence[Way], *, updates: bool = False) -> None:
         """Choose from now on among these ways and no way at all; the first one is tried first.
 
         Args:
             ways: the ways in which a graph's calls can be made ahead.
+            updates: whether rows that are read by keys can be updated here, which is one more option.
         """
 
     def loop_began(self, depth: int) -> None:
@@ -49,39 +56,47 @@ class Choice(Protocol):
         """Note the end of a step, and decide how the next step's reads are made."""
 
 
+def _options(ways: Sequence[Way], *, updates: bool) -> tuple[_Option, ...]:
+    updated: list[_Option] = [(each, True) for each in ways if each is Way.BY_KEYS and updates]
+    return (*updated, *((each, False) for each in (*ways, None)))
+
+
 class InTurn(Choice):
-    """Uses another way in each step, so that a few steps show all of them."""
+    """Uses another way in each step, or in every second one, so that a few steps show all of them."""
 
     def __init__(self) -> None:
-        self._ways: deque[Way | None] = deque([None])
+        self._options: deque[_Option] = deque([(None, False)])
         self.way: Way | None = None
+        self.updates = False
 
     @override
-    def offer(self, ways: Sequence[Way]) -> None:
-        self._ways = deque((*ways, None))
-        self.way = ways[0]
+    def offer(self, ways: Sequence[Way], *, updates: bool = False) -> None:
+        # An update takes the rows that the step before was read with, so that one step alone would show none.
+        options = _options(ways, updates=updates)
+        self._options = deque(each for each in options for _ in range(1 + each[1]))
+        self.way, self.updates = self._options[0]
 
     @override
     def step_ended(self) -> None:
-        self._ways.rotate(-1)
-        self.way = self._ways[0]
+        self._options.rotate(-1)
+        self.way, self.updates = self._options[0]
 
 
 class MeasuredChoice(Choice):
     """Tries the ways in turn, and keeps the one with the shortest median step."""
 
     def __init__(self) -> None:
-        self._ways: tuple[Way | None, ...] = (Way.NOTHING_WRITTEN, None)
+        self._options = _options([Way.NOTHING_WRITTEN], updates=False)
         self._depth = 1
         """Number of steps that still have batches read by the previous way."""
         self._last_s: float | None = None
         self._begin()
 
     @override
-    def offer(self, ways: Sequence[Way]) -> None:
-        offered = (*ways, None)
-        if offered != self._ways:
-            self._ways = offered
+    def offer(self, ways: Sequence[Way], *, updates: bool = False) -> None:
+        offered = _options(ways, updates=updates)
+        if offered != self._options:
+            self._options = offered
             self._begin()
 
     @override
@@ -100,7 +115,7 @@ class MeasuredChoice(Choice):
                 self._begin()
             return
         if self._step > self._depth:
-            self._took_s[self.way].append(now - before)
+            self._took_s[self.way, self.updates].append(now - before)
         if self._step >= self._depth + _RUN:
             self._runs.popleft()
             self._next()
@@ -108,20 +123,20 @@ class MeasuredChoice(Choice):
     def _begin(self) -> None:
         self._rounds = 0
         self._step = 0
-        self._took_s: dict[Way | None, list[float]] = {each: [] for each in self._ways}
-        self._runs: deque[Way | None] = deque(self._ways)
-        self.way = self._ways[0]
+        self._took_s: dict[_Option, list[float]] = {each: [] for each in self._options}
+        self._runs: deque[_Option] = deque(self._options)
+        self.way, self.updates = self._options[0]
 
     def _next(self) -> None:
         """Begin the next run; after the last, begin the steps with the fastest way."""
         self._step = 0
         if self._runs:
-            self.way = self._runs[0]
+            self.way, self.updates = self._runs[0]
             return
         self._rounds += 1
-        median_s = {way: statistics.median(took) for way, took in self._took_s.items()}
-        self.way = min(self._ways, key=lambda way: median_s[way])
-        hopeful = [way for way in self._ways if median_s[way] < _HOPELESS * median_s[self.way]]
-        if self._rounds < _ROUNDS and len(hopeful) > 1:
-            self._runs.extend(hopeful)
-            self.way = hopeful[0]
+        median_s = {option: statistics.median(took) for option, took in self._took_s.items()}
+        fastest = min(self._options, key=lambda option: median_s[option])
+        hopeful = [each for each in self._options if median_s[each] < _HOPELESS * median_s[fastest]]
+        again = self._rounds < _ROUNDS and len(hopeful) > 1
+        self._runs.extend(hopeful if again else ())
+        self.way, self.updates = hopeful[0] if again else fastest

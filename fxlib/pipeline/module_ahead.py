@@ -165,6 +165,7 @@ class ModuleAhead(LeavesPushes):
         if self._loops and self._choice.way is None and not self._most_stale:
             return None
         by_keys = self._choice.way is Way.BY_KEYS and not self._most_stale and not self._several_trainers
+        updates = by_keys and self._choice.updates and self._loops > 0
         try:
             values = program.values(args, kwargs)
             noted = program.noted(values)
@@ -177,7 +178,7 @@ class ModuleAhead(LeavesPushes):
                 call,
                 arguments,
                 by_keys=by_keys and call.node not in self._not_by_keys,
-                with_state=self._loops > 0 and call.node not in self._without_state and not self._several_trainers,
+                with_state=updates and call.node not in self._without_state,
                 keys_once=self._keys_once[call.node],
             )
             if all(noted[each] is not None for each in needs)
@@ -231,7 +232,7 @@ class ModuleAhead(LeavesPushes):
             return
         choice = self._choice = kind()
         for each in self._programs.values():
-            choice.offer(each.ways)
+            choice.offer(each.ways, updates=each.updates)
         choice.loop_began(self._depth)
 
     def close(self, *, leaves_pushes: bool = False, stale: int = 0) -> None:
@@ -568,7 +569,7 @@ class ModuleAhead(LeavesPushes):
         program = self._programs.get(id(runs))
         if program is None or program.module is not runs or not program.is_current():
             program = self._programs[id(runs)] = Program(runs)
-            self._choice.offer(program.ways)
+            self._choice.offer(program.ways, updates=program.updates)
         return program
 
     @contextmanager

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Part
-from fxlib.analysis.effects.prologue import CallAhead, calls_ahead, ways
+from fxlib.analysis.effects.prologue import CallAhead, Way, calls_ahead, ways
 from fxlib.analysis.effects.resources import may_run_here
 from fxlib.analysis.operators.schemas import attribute
 from fxlib.pipeline.unchanged import Noted, note
@@ -48,6 +48,7 @@ class Program:
         rechecks: whether opaque work in the forward may change what a call sends, before the call is made.
         contracts: the contracts that the graph states for functions, by name.
         ways: the ways in which all of its calls can be made ahead, each call at most in this way.
+        updates: whether the rows of a call that is read by keys may come with the state that their update needs.
     """
 
     def __init__(self, module: CapturedModule) -> None:
@@ -61,6 +62,8 @@ class Program:
         if any(str(node.target).startswith("*") for node in self._inputs):
             self.calls = ()
         self.ways = ways({each.way for each in self.calls if each.way is not None})
+        by_keys = [each for call in self.calls if call.way is Way.BY_KEYS for each in call.contracts]
+        self.updates = any(each is not None and each.with_state is not None for each in by_keys)
         indices: dict[Source, int] = {}
         self.needs = [
             [indices.setdefault(each, len(indices)) for each in self._sources_of(call)] for call in self.calls

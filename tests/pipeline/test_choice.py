@@ -32,6 +32,19 @@ def steps(choice: MeasuredChoice, count: int, took_s: Mapping[Way | None, float]
     return made
 
 
+def test_rows_may_be_updated_here_or_read_again_whichever_is_faster() -> None:
+    for faster in (True, False):
+        choice = MeasuredChoice()
+        choice.offer((KEYS, PUSH), updates=True)
+        choice.loop_began(1)
+        with mock.patch("fxlib.pipeline.choice.time.perf_counter", return_value=0.0) as clock:
+            choice.step_ended()
+            for _ in range(100):
+                clock.return_value += 0.010 if (choice.way, choice.updates) == (KEYS, faster) else 0.020
+                choice.step_ended()
+        assert (choice.way, choice.updates) == (KEYS, faster)
+
+
 @pytest.mark.parametrize("best", [KEYS, PUSH, None])
 def test_the_fastest_way_is_kept_once_all_were_tried_twice(best: Way | None) -> None:
     took_s = {way: 0.020 if way is best else 0.022 for way in (KEYS, PUSH, None)}

@@ -17,6 +17,7 @@ from fxlib import batch, ps
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.pipeline import by_keys, module_ahead
 from fxlib.pipeline.by_keys import Rows
+from fxlib.pipeline.choice import InTurn
 from fxlib.pipeline.trainers import Trainers
 from fxlib.pipeline.updates import Updates
 from fxlib.runtime import CapturedModule
@@ -59,6 +60,21 @@ def test_steps_with_updates_are_the_plain_ones_bit_for_bit() -> None:
         loop = check_same(KEYS * 4, look_up_momentum)
     assert loop.taken > 0
     assert updated.call_count > 20
+
+
+def test_a_comparison_of_all_ways_makes_updates_too() -> None:
+    expected, state = plain(KEYS * 3, look_up_momentum)
+    with mock.patch.object(Rows, "updated", autospec=True, side_effect=Rows.updated) as updated:
+        module = rewritten()
+        module.weight.grad = None
+        with simulated(5) as world:
+            loop = fxlib.pipeline(KEYS * 3, module)
+            module_ahead.ahead_of(module).choose_by(InTurn)
+            found = [step(module, keys) for keys in loop]
+            servers = dict(world.states["ps0"])
+    assert all(map(torch.equal, found, expected))
+    assert all(torch.equal(state[name], servers[name]) for name in state)
+    assert updated.call_count > 0
 
 
 def test_changed_rows_cost_no_round_trip_from_the_second_push_on() -> None:

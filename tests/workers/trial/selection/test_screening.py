@@ -106,7 +106,7 @@ def test_a_budget_that_would_suffice_is_named_where_one_does_not(step_s: float) 
     assert made.remaining == ("a", "b", "c")
 
 
-@pytest.mark.parametrize("pipeline, steps", [(0, 3), (1, 8)])
+@pytest.mark.parametrize("pipeline, steps", [(0, 3), (1, 11)])
 def test_under_a_pipeline_so_many_steps_are_compared_that_each_way_was_taken(pipeline: int, steps: int) -> None:
     cluster, made = FakeCluster(), outcomes("a")
     (candidate,) = made.candidates.values()

@@ -48,7 +48,7 @@ _BUDGET_PER_CANDIDATE_S: Final = 5.0
 _ROUND_S: Final = 10.0
 """The seconds to which a budget that suffices is rounded up."""
 
-_LEAST_PIPELINED: Final = 8
+_LEAST_PIPELINED: Final = 11
 """The least number of steps to compare if a candidate runs under a pipeline: each way twice, after the first batch."""
 
 _CHECK_SHARE: Final = 0.3
