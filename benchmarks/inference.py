@@ -391,7 +391,7 @@ THREADS: Final = (2, 1)
 ROUNDS: Final = 30
 QUICK_ROUNDS: Final = 9
 BLOCK_S: Final = 0.2
-BUDGET_S: Final = 40.0
+BUDGET_S: Final = 25.0
 """No further round of a case begins after so long, but for the least number."""
 LEAST_ROUNDS: Final = 9
 COMPILATION_S: Final = 150.0

@@ -36,11 +36,16 @@ def _as_called(found: OperatorFacts, node: Node) -> OperatorFacts:
         found,
         out=node.kwargs.get("out") is not None,
         in_place=_is_on(node, "inplace"),
-        idle=_flag(node, "training") is False or _flag(node, "train") is False,
+        idle=_flag(node, "training") is False or _flag(node, "train") is False or _drops_nothing(node, name),
         renormalizes=name in words.RENORMALIZE and _is_on(node, "max_norm"),
         plain=name == "getattr" and node.args[1] in words.PLAIN_ATTRIBUTES,
         indexes=name == "getitem" and len(node.all_input_nodes) > 1,
     )
+
+
+def _drops_nothing(node: Node, name: str) -> bool:
+    """Return whether a node is attention without dropout, which draws no random numbers."""
+    return name == "scaled_dot_product_attention" and _flag(node, "dropout_p") in (None, 0.0)
 
 
 @functools.cache

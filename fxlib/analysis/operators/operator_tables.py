@@ -146,7 +146,7 @@ MEASURING = _named(
 )
 """Operators that read sizes, strides and dtypes, but no values."""
 
-FLAGS = frozenset({"inplace", "training", "train", "max_norm"})
+FLAGS = frozenset({"inplace", "training", "train", "max_norm", "dropout_p"})
 """Arguments that change what an operator does."""
 
 PLAIN_ATTRIBUTES = _named(

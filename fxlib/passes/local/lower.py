@@ -35,6 +35,8 @@ _BY_VALUE = frozenset(
     {"nonzero", "masked_select", "unique", "unique_consecutive", "item", "tolist", "argwhere", "where"}
 )
 """Names of operators whose results are numbers, or have sizes, that depend on values; `where` has one such form."""
+_BY_SIZES = frozenset({"select", "narrow"})
+"""Names of operators that raise by the sizes of their tensor and by numbers, and by nothing else."""
 _DIVISIONS = frozenset({"floordiv", "truediv", "mod", "floor_divide", "remainder", "fmod"})
 _DROPOUT = nn.modules.dropout._DropoutNd
 
@@ -168,7 +170,8 @@ class _Search:
             return False
         name = str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
         name = name.partition(".")[0]
-        if (operator.raises and not _divides_by_literal(node, name)) or name in _BY_VALUE:
+        safe = _divides_by_literal(node, name) or _raises_by_sizes(node, name)
+        if (operator.raises and not safe) or name in _BY_VALUE:
             return False
         weights = operator.state
         return self._steadiness is None or not weights or self._steadiness.refusal(node, weights) is None
@@ -196,6 +199,12 @@ class _Search:
 def _divides_by_literal(node: Node, name: str) -> bool:
     """Return whether a node divides by a literal number, and so raises for no value, as in `size // 2`."""
     return name in _DIVISIONS and len(node.args) == 2 and isinstance(node.args[1], (int, float)) and node.args[1] != 0
+
+
+def _raises_by_sizes(node: Node, name: str) -> bool:
+    """Return whether a node raises for some sizes alone: a part is compiled for sizes for which its nodes have run."""
+    numbers = (*node.args[1:], *node.kwargs.values())
+    return name in _BY_SIZES and all(type(each) is int for each in numbers)
 
 
 def _is_plain(node: Node) -> bool:

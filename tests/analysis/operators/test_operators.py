@@ -81,6 +81,12 @@ def test_random_operators_are_known() -> None:
         assert found is not None, target
         assert found.random, target
     assert not _known(facts(F.dropout, "x", training=False)).random
+    for attention in (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default):
+        assert _known(facts(attention, "q", "k", "v", dropout_p=0.1)).random
+        assert _known(facts(attention, "q", "k", "v", None, 0.1)).random
+        assert _known(facts(attention, "q", "k", "v", dropout_p="p")).random
+        assert not _known(facts(attention, "q", "k", "v", is_causal=True)).random
+        assert not _known(facts(attention, "q", "k", "v", None, 0.0)).random
 
 
 @pytest.mark.parametrize(

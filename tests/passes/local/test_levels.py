@@ -171,6 +171,7 @@ BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "depthwise": lambda self, x: self.second(F.relu(self.each(F.relu6(x)))),
     "a view": lambda self, x: self.second(x.view(x.size(0), CHANNELS, 4, 16)),
     "a transpose": lambda self, x: self.second(torch.transpose(x, 2, 3).contiguous()),
+    "a pixel shuffle": lambda self, x: self.second(F.pixel_shuffle(torch.cat([x, x, x, x], 1), 2)),
     "a contiguous copy": lambda self, x: self.second(x.contiguous()),
 }
 

@@ -124,6 +124,27 @@ def test_norms_that_rest_and_sizes_that_are_computed_with_do_not_divide_a_part(c
         assert all(torch.equal(module(x), net(x)) for _ in range(2))
 
 
+class Attends(nn.Module):
+    """Attention without dropout, and selections by numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sin()
+        x = F.scaled_dot_product_attention(x, x.cos(), x)
+        return (x.select(1, 2) + x.narrow(1, 0, 1).squeeze(1)).tanh()
+
+
+@pytest.mark.usefixtures("copies")
+def test_attention_without_dropout_and_selections_by_numbers_do_not_divide_a_part() -> None:
+    net, x = Attends().eval(), torch.randn(2, 4, 8)
+    with torch.no_grad():
+        module = lowered(net)
+        assert [len(part) for part in parts_of(module.graph)] == [len(module.graph.nodes) - 2]
+        assert all(torch.equal(module(x), net(x)) for _ in range(2))
+        with pytest.raises(IndexError, match="index 2 out of range"):
+            module(x[:, :2])
+        assert torch.equal(module(x), net(x))
+
+
 def test_the_graph_and_the_state_look_as_they_did(tower: Tower, copies: Copies) -> None:
     captured = fxlib.capture(tower)
     module = lowered(captured)

@@ -30,7 +30,7 @@ from fxlib.spec.calibration import LayerRange
 _MOVES: Final = frozenset(
     {
         *("flatten", "Flatten", "reshape", "view", "squeeze", "unsqueeze", "permute", "transpose", "contiguous"),
-        *("Identity", "clone"),
+        *("Identity", "clone", "pixel_shuffle", "PixelShuffle"),
     }
 )
 """Operators that leave the values of their one tensor unchanged."""
