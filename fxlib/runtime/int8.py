@@ -213,9 +213,15 @@ def _norm(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch
     _check_levels(out_scale, out_zero_point)
     if not x.numel():
         return found
-    unmoved = torch.zeros_like(bias), torch.ones_like(bias), 0.0
-    options = (weight, bias, *unmoved, out_scale, out_zero_point, torch.uint8)
+    options = (weight, bias, *_unmoved(len(bias)), 0.0, out_scale, out_zero_point, torch.uint8)
     return _ordered(torch.ops.onednn.qbatch_norm2d(x, scale, zero_point, *options), found)
+
+
+@functools.lru_cache(maxsize=256)
+def _unmoved(channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean and the variance with which a norm only applies its weight and its bias."""
+    with torch.inference_mode(mode=False):
+        return torch.zeros(channels), torch.ones(channels)
 
 
 def _ordered(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
