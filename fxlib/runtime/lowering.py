@@ -32,6 +32,9 @@ T = TypeVar("T")
 BACKEND: Final = "backend"
 """Key of a node's `meta`: the backend that computes it, with its version, as `openvino==2026.4.1`."""
 
+ASSERTION: Final = torch.ops.aten._assert_tensor_metadata.default
+"""The operator by which `torch.export` asserts the dtype of a value; a backend is not given it."""
+
 _SHAPES: Final = 8
 """The number of kinds of inputs for which a part is compiled; for others it runs as it is."""
 _COMPILING_S: Final = 900.0
@@ -197,7 +200,10 @@ class Part:
     def _compile(self, backend: Backend, values: tuple[Any, ...], results: Any) -> Callable[..., Any] | None:
         """Return the compiled code of the part; None, with one warning, if the backend makes none, or wrong code."""
         # Each kind has a module of its own, since TorchDynamo counts how often it compiles one piece of code.
-        part = over(self._module, copy.deepcopy(self._module.graph))
+        graph = copy.deepcopy(self._module.graph)
+        for node in graph.find_nodes(op="call_function", target=ASSERTION):
+            graph.erase_node(node)  # it holds for all inputs of the kind, or the nodes have raised just now
+        part = over(self._module, graph)
         start = time.perf_counter()
         try:
             compiled, found = _within(self.limit_s, lambda: _made_by(backend, part, values))

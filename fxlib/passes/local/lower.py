@@ -26,7 +26,7 @@ from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.backends import BACKENDS, installed
-from fxlib.runtime.lowering import BACKEND, inputs_and_results
+from fxlib.runtime.lowering import ASSERTION, BACKEND, inputs_and_results
 from fxlib.runtime.ops.registry import OPERATORS
 from fxlib.runtime.submodules import submodule
 
@@ -170,7 +170,7 @@ class _Search:
             return False
         name = str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
         name = name.partition(".")[0]
-        safe = _divides_by_literal(node, name) or _raises_by_sizes(node, name)
+        safe = _divides_by_literal(node, name) or _raises_by_sizes(node, name) or node.target is ASSERTION
         if (operator.raises and not safe) or name in _BY_VALUE:
             return False
         weights = operator.state

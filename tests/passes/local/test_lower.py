@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import fxlib
 from fxlib import wire
+from fxlib.capture.coerce import as_graph
 from fxlib.client.answer_policy import screen
 from fxlib.config import CACHE
 from fxlib.errors import FxlibWarning, PassError, WireError
@@ -143,6 +144,22 @@ def test_attention_without_dropout_and_selections_by_numbers_do_not_divide_a_par
         with pytest.raises(IndexError, match="index 2 out of range"):
             module(x[:, :2])
         assert torch.equal(module(x), net(x))
+
+
+def test_assertions_of_an_export_do_not_divide_a_part_and_are_not_compiled(copies: Copies) -> None:
+    class Converts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.sin().to(torch.float64) * 2.0).to(torch.float32).cos()
+
+    x = torch.randn(4)
+    with torch.no_grad():
+        exported = torch.export.export(Converts().eval(), (x,))
+        names = [str(node.target) for node in exported.graph.nodes]
+        module = lowered(as_graph(exported, ()))
+        assert "aten._assert_tensor_metadata.default" in names
+        assert len(list(parts_of(module.graph))) == 1
+        assert all(torch.equal(module(x), Converts()(x)) for _ in range(2))
+    assert len(copies.compiled) == 1
 
 
 def test_the_graph_and_the_state_look_as_they_did(tower: Tower, copies: Copies) -> None:
