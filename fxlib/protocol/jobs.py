@@ -106,16 +106,19 @@ def _answer_of(proto: jobs_pb2.Job) -> dict[str, object]:
 
 _TIME = FieldRule(_to_timestamp, _from_timestamp)
 _LIVE = Converter(LiveFigures, jobs_pb2.LiveFigures, rules={"at": _TIME, "gain": GAIN})
-_FAILURE = Converter(JobFailure, jobs_pb2.JobFailure)
+STATE: Final = _STATES.rule
+"""The rule of a field that holds the state of a job."""
+FAILURE: Final = Converter(JobFailure, jobs_pb2.JobFailure).one
+"""The rule of a field that says why a job failed."""
 _JOB = Converter(
     Job,
     jobs_pb2.Job,
     rules={
-        "state": _STATES.rule,
+        "state": STATE,
         "created_at": _TIME,
         "started_at": _TIME,
         "finished_at": _TIME,
-        "failure": _FAILURE.one,
+        "failure": FAILURE,
         "live": _LIVE.one,
     },
     left_out=("result", "report", "graph", "variant_graphs"),
@@ -127,7 +130,7 @@ _EVENT = Converter(
     jobs_pb2.JobEvent,
     rules={
         "at": _TIME,
-        "state": _STATES.rule,
+        "state": STATE,
         "progress": FieldRule(read=lambda progress: None if progress < 0 else finite(progress), unknown=-1.0),
     },
 )

@@ -1,31 +1,33 @@
 """Passes what the service stores to the library's converters, and what they read to the service.
 
-`fxlib.protocol` converts jobs, events, filters and blobs' addresses; the service adds only what its own records need.
-Only workers, which no launcher sees as a dataclass, are converted here.
+`fxlib.protocol` converts filters and blobs' addresses. What the service keeps in records of its own is converted here:
+jobs and events as it stores them, and workers.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from fxlib import protocol
 from fxlib.errors import WireError
-from fxlib.protocol.converter import Converter
-from fxlib.spec import job as seen
+from fxlib.protocol.converter import Converter, FieldRule
+from fxlib.protocol.jobs import FAILURE, STATE
+from fxlib.spec.job import JobFilter
 from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib_service.blobs.base import CheckedBlob
 from fxlib_service.errors import ServiceError, Violation, invalid
-from fxlib_service.job import Event, Job, State
-from fxlib_service.stores.base import Filter, Worker
+from fxlib_service.job import Event, Job
+from fxlib_service.stores.base import Worker
 
 _IN_LISTINGS: Final = ("decision", "reason_code", "reason", "qps_original", "qps_optimized", "gain")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def job_message(job: Job, result: bytes | None = None, live: bytes | None = None) -> jobs_pb2.Job:
     """Return the message of a job, with its serialized answer and live figures if they are given."""
-    proto = protocol.job_to_proto(job_as_seen(job))
+    proto = _JOB.write(job)
     if result is not None:
         proto.result.MergeFromString(result)
     if live is not None:
@@ -44,46 +46,10 @@ def job_line(job: Job, result: bytes | None, live: bytes | None) -> jobs_pb2.Job
 
 def event_message(event: Event) -> jobs_pb2.JobEvent:
     """Return the message of an event of a job's history."""
-    return protocol.event_to_proto(event_as_seen(event))
+    return _EVENT.write(event)
 
 
-def job_as_seen(job: Job) -> seen.Job:
-    """Return a job as its client sees it, without its answer and live figures, which are stored separately."""
-    return seen.Job(
-        id=job.id,
-        request_id=job.request_id,
-        name=job.name,
-        namespace=job.namespace,
-        labels=job.labels,
-        where=job.where,
-        state=job.state.value,
-        phase=job.phase,
-        attempts=job.attempts,
-        worker_id=job.worker_id,
-        created_at=_time(job.created_at),
-        started_at=None if job.started_at is None else _time(job.started_at),
-        finished_at=None if job.finished_at is None else _time(job.finished_at),
-        failure=job.failure,
-        cached=job.cached,
-        last_sequence=job.last_sequence,
-        asked_by=job.asked_by,
-        measured_by=job.measured_by,
-    )
-
-
-def event_as_seen(event: Event) -> seen.Event:
-    """Return an event as a job's client sees it."""
-    return seen.Event(
-        sequence=event.sequence,
-        at=_time(event.at),
-        state=event.state.value,
-        phase=event.phase,
-        message=event.message,
-        progress=event.progress,
-    )
-
-
-def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> Filter:
+def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> JobFilter:
     """Read the filter of a listing, with each state once.
 
     Raises:
@@ -93,13 +59,7 @@ def filter_from_proto(proto: jobs_pb2.ListJobsRequest) -> Filter:
         wanted = protocol.filter_from_proto(proto)
     except WireError as error:
         raise invalid("states", str(error)) from None
-    return Filter(
-        namespace=wanted.namespace,
-        name=wanted.name,
-        states=tuple(dict.fromkeys(map(State, wanted.states))),
-        id_prefix=wanted.id_prefix,
-        labels=wanted.labels,
-    )
+    return replace(wanted, states=tuple(dict.fromkeys(wanted.states)))
 
 
 def checked_blob(proto: graph_pb2.BlobRef, field: str = "blob") -> CheckedBlob:
@@ -126,11 +86,26 @@ def worker_from_proto(proto: jobs_pb2.WorkerInfo) -> Worker:
     return _WORKER.read(proto)
 
 
-def _time(seconds: float) -> datetime:
+def _to_timestamp(seconds: float) -> Timestamp:
     """Return a time, given in seconds since the epoch, to the nearest microsecond."""
-    return _EPOCH + timedelta(microseconds=round(seconds * 1e6))
+    stamp = Timestamp()
+    stamp.FromMicroseconds(round(seconds * 1e6))
+    return stamp
 
 
+_TIME: Final = FieldRule(_to_timestamp)
+# Jobs and events are only written: a client reads them as dataclasses of its own.
+_JOB: Final = Converter(
+    Job,
+    jobs_pb2.Job,
+    text=None,
+    rules={"state": STATE, "created_at": _TIME, "started_at": _TIME, "finished_at": _TIME, "failure": FAILURE},
+    left_out=(
+        *("request_digest", "torch_version", "cache_key", "fresh", "token", "hardware", "reusable", "asked_from"),
+        *("waits_for", "result", "live"),
+    ),
+)
+_EVENT: Final = Converter(Event, jobs_pb2.JobEvent, text=None, rules={"at": _TIME, "state": STATE})
 _WORKER: Final = Converter(
     Worker,
     jobs_pb2.WorkerInfo,

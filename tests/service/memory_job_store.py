@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
+from fxlib.spec.job import JobFilter
 from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
-from fxlib_service.stores.base import Filter, Head, JobStore, NewJob, Payloads, Stats, Waiting, Worker
+from fxlib_service.stores.base import Head, JobStore, NewJob, Payloads, Stats, Waiting, Worker
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +119,7 @@ class MemoryJobStore(JobStore):
 
     @override
     def page(
-        self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool = False
+        self, wanted: JobFilter, *, beyond: int | None, limit: int, oldest_first: bool = False
     ) -> tuple[Sequence[Job], int | None]:
         with self._lock:
             fitting = [entry for entry in self._entries.values() if _matches(entry.job, wanted)]
@@ -257,7 +258,7 @@ class MemoryJobStore(JobStore):
         return sorted(jobs, key=lambda job: -(job.finished_at or 0.0))
 
 
-def _matches(job: Job, wanted: Filter) -> bool:
+def _matches(job: Job, wanted: JobFilter) -> bool:
     return (
         wanted.namespace in ("", job.namespace)
         and wanted.name in ("", job.name)

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxlib import protocol
-from fxlib.spec.job import JobFailure
+from fxlib.spec.job import JobFailure, JobFilter
 from fxlib.v1 import jobs_pb2
 from fxlib_service.convert import event_message, filter_from_proto, job_message, worker_from_proto, worker_to_proto
 from fxlib_service.errors import ServiceError
 from fxlib_service.job import Event, Job, State
-from fxlib_service.stores.base import Filter, Worker
+from fxlib_service.stores.base import Worker
 
 JOB = Job(
     id="j1",
@@ -91,7 +91,7 @@ def test_a_worker_reads_as_it_was_written_but_for_when_it_was_seen() -> None:
 def test_a_filter_names_each_state_once_and_refuses_what_is_none() -> None:
     states = [jobs_pb2.JOB_STATE_QUEUED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_QUEUED]
     message = jobs_pb2.ListJobsRequest(namespace="ads", states=states, labels={"a": "b"}, page_size=3)
-    wanted = Filter(namespace="ads", states=(State.QUEUED, State.FAILED), labels={"a": "b"})
+    wanted = JobFilter(namespace="ads", states=("queued", "failed"), labels={"a": "b"})
     assert filter_from_proto(message) == wanted
     message.MergeFromString(bytes([3 << 3, 99]))  # a state that this version does not know
     with pytest.raises(ServiceError) as refused:

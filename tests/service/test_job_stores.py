@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fxlib.spec.job import JobFailure
+from fxlib.spec.job import JobFailure, JobFilter
 from fxlib_service.errors import ServiceError
 from fxlib_service.job import State
 from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide, observe, submit
-from fxlib_service.stores.base import Filter, JobStore, NewJob, QueueFullError, Stats, Worker
+from fxlib_service.stores.base import JobStore, NewJob, QueueFullError, Stats, Worker
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
@@ -98,7 +98,7 @@ def test_jobs_that_enter_together_fare_as_they_would_alone(store: JobStore) -> N
     assert again == known
     assert twice == new == entering[4].transition.job
     assert (first, other) == (entering[0].transition.job, entering[2].transition.job)
-    stored, _ = store.page(Filter(), beyond=None, limit=9)
+    stored, _ = store.page(JobFilter(), beyond=None, limit=9)
     assert {each.id for each in stored} == {each.id for each in (known, entering[0].transition.job, other, new) if each}
     assert [each.labels for each in stored if each.id == entering[0].transition.job.id] == [{"team": "ads"}]
 
@@ -123,17 +123,17 @@ def test_a_decision_that_raises_changes_nothing(store: JobStore) -> None:
 
 def test_jobs_are_listed_newest_first_in_pages(store: JobStore) -> None:
     ids = [add(store).id for _ in range(5)]
-    first, following = store.page(Filter(), beyond=None, limit=2)
-    second, rest = store.page(Filter(), beyond=following, limit=2)
-    last, end = store.page(Filter(), beyond=rest, limit=2)
+    first, following = store.page(JobFilter(), beyond=None, limit=2)
+    second, rest = store.page(JobFilter(), beyond=following, limit=2)
+    last, end = store.page(JobFilter(), beyond=rest, limit=2)
     assert [each.id for each in (*first, *second, *last)] == ids[::-1]
     assert end is None
 
 
 def test_jobs_are_listed_oldest_first_where_that_is_asked_for(store: JobStore) -> None:
     ids = [add(store).id for _ in range(3)]
-    first, following = store.page(Filter(), beyond=None, limit=2, oldest_first=True)
-    last, end = store.page(Filter(), beyond=following, limit=2, oldest_first=True)
+    first, following = store.page(JobFilter(), beyond=None, limit=2, oldest_first=True)
+    last, end = store.page(JobFilter(), beyond=following, limit=2, oldest_first=True)
     assert [each.id for each in (*first, *last)] == ids
     assert end is None
 
@@ -144,18 +144,18 @@ def test_jobs_are_listed_by_what_is_wanted_of_them(store: JobStore) -> None:
     c = add(store, namespace="elsewhere")
     happen(store, b.id, Cancelled())
 
-    def listed(wanted: Filter) -> list[str]:
+    def listed(wanted: JobFilter) -> list[str]:
         return [each.id for each in store.page(wanted, beyond=None, limit=10)[0]]
 
-    assert listed(Filter(namespace="elsewhere")) == [c.id]
-    assert listed(Filter(labels={"team": "ads"})) == [b.id, a.id]
-    assert listed(Filter(labels={"team": "ads", "run": "1"})) == [a.id]
-    assert listed(Filter(name="other")) == [b.id]
-    assert listed(Filter(states=(State.CANCELLED, State.FAILED))) == [b.id]
-    assert listed(Filter(name="other", states=(State.QUEUED,))) == []
-    assert listed(Filter(id_prefix=a.id)) == [a.id]
-    assert listed(Filter(id_prefix="j")) == [c.id, b.id, a.id]
-    assert listed(Filter(id_prefix="%")) == []
+    assert listed(JobFilter(namespace="elsewhere")) == [c.id]
+    assert listed(JobFilter(labels={"team": "ads"})) == [b.id, a.id]
+    assert listed(JobFilter(labels={"team": "ads", "run": "1"})) == [a.id]
+    assert listed(JobFilter(name="other")) == [b.id]
+    assert listed(JobFilter(states=("cancelled", "failed"))) == [b.id]
+    assert listed(JobFilter(name="other", states=("queued",))) == []
+    assert listed(JobFilter(id_prefix=a.id)) == [a.id]
+    assert listed(JobFilter(id_prefix="j")) == [c.id, b.id, a.id]
+    assert listed(JobFilter(id_prefix="%")) == []
 
 
 def test_the_answers_of_several_jobs_are_read_at_once(store: JobStore) -> None:
@@ -270,8 +270,8 @@ def test_what_finished_long_ago_is_forgotten_with_all_that_belongs_to_it(store: 
     assert store.events(old.id, after=0, limit=10) == []
     with pytest.raises(KeyError):
         store.request_of(old.id)
-    assert [each.id for each in store.page(Filter(), beyond=None, limit=9)[0]] == [queued.id, running.id, recent.id]
-    assert store.page(Filter(labels={"team": "ads"}), beyond=None, limit=9)[0] == [
+    assert [each.id for each in store.page(JobFilter(), beyond=None, limit=9)[0]] == [queued.id, running.id, recent.id]
+    assert store.page(JobFilter(labels={"team": "ads"}), beyond=None, limit=9)[0] == [
         store.get(running.id),
         store.get(recent.id),
     ]
@@ -296,7 +296,7 @@ def test_payloads_are_read_in_pages_whatever_was_forgotten(store: JobStore) -> N
     assert rest.request == b"request 3"
     assert store.payloads(after=rest.number, limit=2) == []
     assert {third.id, fourth.id} == {
-        head.id for head in store.page(Filter(states=(State.QUEUED,)), beyond=None, limit=9)[0]
+        head.id for head in store.page(JobFilter(states=("queued",)), beyond=None, limit=9)[0]
     }
 
 

@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxlib.errors import FxlibError
+from fxlib.spec.job import JobFilter
 from fxlib.v1 import jobs_pb2
 from fxlib_service.errors import ServiceError
 from fxlib_service.job import Job, State
 from fxlib_service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
 from fxlib_service.stores import migrations, schema, sql
-from fxlib_service.stores.base import Filter, JobStore, QueueFullError, Worker
+from fxlib_service.stores.base import JobStore, QueueFullError, Worker
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
@@ -38,7 +39,7 @@ def test_a_database_keeps_what_was_stored_and_goes_on_counting(tmp_path: Path) -
     again = SqlJobStore(url)
     second = add(again)
     assert again.get(first.id) == first
-    assert [each.id for each in again.page(Filter(), beyond=None, limit=9)[0]] == [second.id, first.id]
+    assert [each.id for each in again.page(JobFilter(), beyond=None, limit=9)[0]] == [second.id, first.id]
     again.close()
 
 
@@ -148,7 +149,7 @@ def _pages(store: SqlJobStore) -> Iterator[Job]:
     """Yield all jobs, the oldest first."""
     beyond = None
     while True:
-        page, beyond = store.page(Filter(), beyond=beyond, limit=20, oldest_first=True)
+        page, beyond = store.page(JobFilter(), beyond=beyond, limit=20, oldest_first=True)
         yield from page
         if beyond is None:
             return
@@ -274,7 +275,7 @@ def _attempt(act: Callable[[], object]) -> object:
 def _view(store: JobStore, ids: list[str]) -> list[object]:
     return [
         [(store.get(each), list(store.events(each, after=0, limit=99)), store.result_of(each)) for each in ids],
-        store.page(Filter(), beyond=None, limit=99),
+        store.page(JobFilter(), beyond=None, limit=99),
         sorted(store.heads("2.13.0"), key=lambda head: head.number),
         [list(store.duplicates(key)) for key in ("k1", "k2")],
         [store.answer(key, {"cpu"}) for key in ("k1", "k2")],

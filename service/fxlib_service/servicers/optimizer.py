@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from fxlib import __version__
 from fxlib.protocol import catalogue_to_proto
+from fxlib.spec.job import JobFilter
 from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2, jobs_pb2_grpc
 from fxlib_service.clock import Clock
@@ -24,7 +25,6 @@ from fxlib_service.ledger import Ledger, job_not_found
 from fxlib_service.lifecycle import Cancelled
 from fxlib_service.quotas import Quotas
 from fxlib_service.servicers.context import Context, caller_of, note
-from fxlib_service.stores.base import Filter
 from fxlib_service.submit import Submit
 from fxlib_service.workers import Workers
 
@@ -163,7 +163,9 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
             raise job_not_found(job_id)
         return job
 
-    def _page(self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool) -> jobs_pb2.ListJobsResponse:
+    def _page(
+        self, wanted: JobFilter, *, beyond: int | None, limit: int, oldest_first: bool
+    ) -> jobs_pb2.ListJobsResponse:
         store = self._ledger.store
         jobs, following = store.page(wanted, beyond=beyond, limit=limit, oldest_first=oldest_first)
         answered = [job.id for job in jobs if job.state is State.SUCCEEDED]

@@ -6,19 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fxlib.spec.job import JobFilter
 from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Selects the jobs that match every field that is set, and have all of `labels`."""
-
-    namespace: str = ""
-    name: str = ""
-    states: tuple[State, ...] = ()
-    id_prefix: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +146,7 @@ class JobStore(ABC):
 
     @abstractmethod
     def page(
-        self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool = False
+        self, wanted: JobFilter, *, beyond: int | None, limit: int, oldest_first: bool = False
     ) -> tuple[Sequence[Job], int | None]:
         """Return up to `limit` jobs, newest first by default, and the `beyond` of the next page."""
 

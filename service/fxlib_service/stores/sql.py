@@ -12,12 +12,13 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from typing_extensions import override
 
 from fxlib.errors import FxlibError
+from fxlib.spec.job import JobFilter
 from fxlib_service import storage_faults
 from fxlib_service.errors import ServiceError
 from fxlib_service.job import Event, Job, State
 from fxlib_service.lifecycle import Transition
 from fxlib_service.stores import migrations, schema
-from fxlib_service.stores.base import Filter, Head, JobStore, NewJob, Payloads, Stats, Waiting, Worker
+from fxlib_service.stores.base import Head, JobStore, NewJob, Payloads, Stats, Waiting, Worker
 from fxlib_service.stores.direct import Composer, Direct
 from fxlib_service.stores.schema import (
     event_from_row,
@@ -194,7 +195,7 @@ class SqlJobStore(JobStore):
 
     @override
     def page(
-        self, wanted: Filter, *, beyond: int | None, limit: int, oldest_first: bool = False
+        self, wanted: JobFilter, *, beyond: int | None, limit: int, oldest_first: bool = False
     ) -> tuple[Sequence[Job], int | None]:
         number = _JOBS.c.number
         order = number.asc() if oldest_first else number.desc()
@@ -447,7 +448,7 @@ def _held(db: sa.Connection, namespace: str, sha256s: Collection[str]) -> set[st
     return set(db.execute(_HELD, {"namespace": namespace, "sha256s": list(sha256s)}).scalars())
 
 
-def _conditions(wanted: Filter) -> Iterable[sa.ColumnElement[bool]]:
+def _conditions(wanted: JobFilter) -> Iterable[sa.ColumnElement[bool]]:
     if wanted.namespace:
         yield _JOBS.c.namespace == wanted.namespace
     if wanted.name:
