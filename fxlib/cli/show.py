@@ -142,7 +142,7 @@ def _calls(module: GraphModule) -> list[Node]:
 
 def _call(node: Node) -> list[str]:
     from fxlib.runtime import is_issue
-    from fxlib.runtime.ops.batches import is_batch, items_of
+    from fxlib.runtime.ops.registry import is_batch, items_of
 
     to, function = (str(value) for value in (*node.args, "", "")[:2])
     if is_batch(node):

@@ -23,9 +23,9 @@ from fxlib.errors import WireError
 from fxlib.passes import GraphPass
 from fxlib.runtime import bounds, functions, int8, is_call, is_issue, is_wait, kind_of
 from fxlib.runtime.lowering import BACKEND
-from fxlib.runtime.ops.batches import IN_ORDER, is_batch, items_of
+from fxlib.runtime.ops.batches import IN_ORDER
 from fxlib.runtime.ops.calls import completes
-from fxlib.runtime.ops.registry import CALLS_BY_NAME, CREATIONS, FETCHES, TRACKERS
+from fxlib.runtime.ops.registry import CALLS_BY_NAME, CREATIONS, FETCHES, TRACKERS, batched_by_of, is_batch, items_of
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.faults import Limits
@@ -499,7 +499,7 @@ def _interactions_of(
         to, function = (node.args[1:] if node.target in TRACKERS else node.args)[:2]
         yield (kind, numbers.value(to, known), numbers.value(function, known)), f"calls {function!r} on {to!r}"
     elif is_batch(node):
-        to, batched_by = node.args[0], node.args[3]
+        to, batched_by = node.args[0], batched_by_of(node)
         called = [("call", each.function) for each in items_of(node)]
         called += [("batch", batched_by)] if isinstance(batched_by, str) and batched_by != IN_ORDER else []
         for kind, name in called:

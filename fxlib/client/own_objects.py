@@ -11,9 +11,8 @@ from torch.fx import GraphModule, Node
 
 from fxlib.client.value_numbering import Numbers, bodies, callable_key
 from fxlib.runtime import is_call, is_issue, is_wait
-from fxlib.runtime.ops.batches import is_batch, items_of
 from fxlib.runtime.ops.calls import client_of, completes
-from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, TRACKERS
+from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, TRACKERS, is_batch, items_of
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.encode import fits

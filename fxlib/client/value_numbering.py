@@ -11,9 +11,8 @@ from torch.fx import GraphModule, Node
 
 from fxlib.runtime import kind_of
 from fxlib.runtime.ops import remote_call, track_gradient
-from fxlib.runtime.ops.batches import is_item, item_of
 from fxlib.runtime.ops.calls import completes
-from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.ops.registry import TRACKERS, is_item, item_of
 from fxlib.wire.callables import known_name
 
 

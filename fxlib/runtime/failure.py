@@ -19,8 +19,8 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from fxlib.runtime.ops.batches import is_batch, is_item, item_of
 from fxlib.runtime.ops.operators import call_now
+from fxlib.runtime.ops.registry import is_batch, is_item, item_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

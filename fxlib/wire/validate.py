@@ -58,7 +58,6 @@ _COMPUTED = frozenset({pb.OPCODE_GET_ATTR, pb.OPCODE_CALL_FUNCTION, pb.OPCODE_CA
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,60}")
 _LONGEST_PATH = 10_000
 _RESOLVE = "fxlib.runtime.functions.resolve"
-_BATCH, _ITEM = "fxlib.runtime.issue_batch", "fxlib.runtime.wait_item"
 _BATCHED_CALL = ("text", "tuple", "dict")
 """Kinds of the values of one call in a batch: the function's name, its arguments, its keyword arguments."""
 # The arguments sent to the remote function come after its name.
@@ -404,27 +403,29 @@ class _BodyChecker:
             if named is not None:
                 self._field = f"args[{named}]"
                 check_remote_function(node.args[named].text)
-            if target == _BATCH:
-                self._batches[index] = self._check_batch(node)
-            elif target == _ITEM:
-                self._check_item(node)
+            if operator.calls_at is not None:
+                self._batches[index] = self._check_batch(node, operator.calls_at, operator.batched_by_at)
+            elif operator.item_at is not None:
+                self._check_item(node, operator.item_at)
 
-    def _check_batch(self, node: pb.Node) -> int:
-        self._field = "args[1]"
-        if not node.args[1].tuple.items:
+    def _check_batch(self, node: pb.Node, calls_at: int, batched_by_at: int | None) -> int:
+        self._field = f"args[{calls_at}]"
+        calls = node.args[calls_at].tuple.items
+        if not calls:
             raise Fault("a batch is a tuple of calls, at least one")
-        for call in node.args[1].tuple.items:
+        for call in calls:
             parts = call.tuple.items
             if tuple(part.WhichOneof("kind") for part in parts) != _BATCHED_CALL:
                 raise Fault("a call of a batch is a tuple of a function's name, a tuple and a dict")
             _check_function(parts[0].text)
-        self._field = "args[3]"
-        if node.args[3].WhichOneof("kind") != "none":
-            _check_function(node.args[3].text)
-        return len(node.args[1].tuple.items)
+        if batched_by_at is not None:
+            self._field = f"args[{batched_by_at}]"
+            if node.args[batched_by_at].WhichOneof("kind") != "none":
+                _check_function(node.args[batched_by_at].text)
+        return len(calls)
 
-    def _check_item(self, node: pb.Node) -> None:
-        batch, index = node.args
+    def _check_item(self, node: pb.Node, item_at: int) -> None:
+        batch, index = node.args[0], node.args[item_at]
         count = self._batches.get(batch.node, 0) if batch.WhichOneof("kind") == "node" else 0
         if index.WhichOneof("kind") != "integer" or not 0 <= index.integer < count:
             raise Fault("does not wait for a call of a batch that was issued")

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from fxlib.passes import CoalesceCalls, SplitCalls
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import Recipe, Rewrite
-from fxlib.runtime.ops.batches import is_batch, waits_of
+from fxlib.runtime.ops.registry import is_batch, waits_of
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, Opaque, Profile, ServerProfile, Spread
 from tests.analysis.sketch import Sketch

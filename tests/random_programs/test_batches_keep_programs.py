@@ -16,7 +16,8 @@ from fxlib.passes import CoalesceCalls, CoalesceWrites, MergeReads, SplitCalls
 from fxlib.passes.remote import coalesce_calls, coalesce_writes, merge_reads
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import Recipe
-from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight, is_batch, items_of
+from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight
+from fxlib.runtime.ops.registry import is_batch, items_of
 from fxlib.spec.contract import PURE
 from tests.random_programs.programs import random_program
 from tests.random_programs.running import differences, outcome

@@ -21,10 +21,9 @@ from fxlib.analysis.effects.prologue import CallAhead, Way, may_run_ahead
 from fxlib.analysis.effects.resources import contract_of_call, function_name, speaks_to
 from fxlib.analysis.operators import operator_tables
 from fxlib.runtime import functions
-from fxlib.runtime.ops.batches import is_batch, is_item, item_of, waits_of
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.record import call_name
-from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.ops.registry import TRACKERS, batched_by_of, is_batch, is_item, item_of, waits_of
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, Profile, Push, ServerProfile
 
@@ -261,7 +260,7 @@ def issue_of(node: Node) -> Node:
 
 def is_serial(node: Node) -> bool:
     """Return whether a node issues a batch whose calls its server runs one after another."""
-    return is_batch(node) and len(node.args) > 3 and node.args[3] is not None
+    return is_batch(node) and batched_by_of(node) is not None
 
 
 def message_of(

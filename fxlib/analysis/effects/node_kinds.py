@@ -25,9 +25,8 @@ from fxlib.analysis.operators.schemas import OperatorFacts, attribute, facts_of,
 from fxlib.reasons import Reason
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.data_parallel import DataParallel, body_of, broadcasts, is_ordinary, tensors_of
-from fxlib.runtime.ops.batches import is_batch, waits_of
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
-from fxlib.runtime.ops.registry import OPERATORS, TRACKERS, Role
+from fxlib.runtime.ops.registry import OPERATORS, TRACKERS, Role, is_batch, waits_of
 from fxlib.runtime.submodules import local_modules, submodule
 
 _PYTHON = frozenset({"_operator", "builtins"})

@@ -32,11 +32,10 @@ from fxlib.analysis.operators.schemas import attribute
 from fxlib.errors import ContractError
 from fxlib.reasons import Reason
 from fxlib.runtime import functions, ops
-from fxlib.runtime.ops.batches import is_batch, items_of
 from fxlib.runtime.ops.calls import is_call, is_issue
 from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.record import call_name
-from fxlib.runtime.ops.registry import CREATIONS, TRACKERS
+from fxlib.runtime.ops.registry import CREATIONS, TRACKERS, is_batch, items_of
 from fxlib.spec.contract import Contract, contract_of
 
 

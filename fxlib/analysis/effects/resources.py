@@ -8,10 +8,9 @@ from typing import NamedTuple, TypeAlias
 from torch.fx import Node
 
 from fxlib.runtime import ops
-from fxlib.runtime.ops.batches import is_batch, is_item, item_of
 from fxlib.runtime.ops.calls import COLLECTIVE, client_of, is_wait, kind_of
 from fxlib.runtime.ops.contract_lookup import method_sent
-from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES
+from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, is_batch, is_item, item_of
 from fxlib.spec.contract import Contract
 
 

@@ -12,9 +12,8 @@ from fxlib.analysis.cost.costs import Costs
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.reasons import Reason
-from fxlib.runtime.ops.batches import is_batch, waits_of
 from fxlib.runtime.ops.calls import is_issue
-from fxlib.runtime.ops.registry import CREATIONS
+from fxlib.runtime.ops.registry import CREATIONS, is_batch, waits_of
 
 _IDLE = frozenset({"placeholder", "get_attr"})
 _CALL_S = 1e-4

@@ -27,9 +27,9 @@ from fxlib.analysis.operators.called import called_in
 from fxlib.errors import PassError
 from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
 from fxlib.reasons import Declined
-from fxlib.runtime.ops.batches import is_batch, waits_of
 from fxlib.runtime.ops.calls import is_issue, is_wait
 from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.registry import is_batch, waits_of
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, PassReport, Sensitivity
 from fxlib.spec.workload import Workload

@@ -24,10 +24,9 @@ from fxlib.analysis.scheduling.schedule import Schedule, ScheduleLimits, closed,
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
-from fxlib.runtime.ops.batches import is_batch, items_of
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.runtime.ops.record import call_name
-from fxlib.runtime.ops.registry import Role
+from fxlib.runtime.ops.registry import Role, is_batch, items_of
 from fxlib.spec.report import Action, CallReport
 
 _HIDDEN_SHARE = 0.1

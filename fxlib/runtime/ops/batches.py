@@ -1,4 +1,4 @@
-"""Many calls in one message: they are issued together, waited for one by one, and found again in a graph."""
+"""Many calls in one message: they are issued together, and waited for one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import torch
 from torch.distributed import rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
-from torch.fx import Node
 
 from fxlib import batch
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
@@ -193,47 +192,6 @@ def _key(to: Any, calls: Sequence[NamedCall]) -> tuple[str, ...]:
 
 
 _PATIENCE: dict[tuple[str, ...], int] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One call of a batch."""
-
-    function: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-def is_batch(node: Node) -> bool:
-    """Return whether the node issues a batch of calls."""
-    return node.target is issue_batch
-
-
-def is_item(node: Node) -> bool:
-    """Return whether the node waits for one call of a batch; it has the call's name, contract and program position."""
-    return node.target is wait_item
-
-
-def items_of(batch: Node) -> tuple[Item, ...]:
-    """Return the calls of a batch, in their order."""
-    found: Any = batch.args[1]
-    return tuple(Item(function=str(function), args=args, kwargs=kwargs) for function, args, kwargs in found)
-
-
-def item_of(wait: Node) -> Item:
-    """Return the call of a batch for which a node waits."""
-    batch, index = wait.args
-    assert isinstance(batch, Node) and isinstance(index, int), wait  # noqa: PT018, S101 - callers ask is_item first
-    return items_of(batch)[index]
-
-
-def waits_of(batch: Node) -> tuple[Node, ...] | None:
-    """Return the wait of each call of a batch, in the order of the calls; None unless each has exactly one."""
-    count = len(items_of(batch))
-    waits = {user.args[1]: user for user in batch.users if is_item(user)}
-    if len(batch.users) != count or waits.keys() != set(range(count)):
-        return None
-    return tuple(waits[index] for index in range(count))
 
 
 _UNREAD = "Error on Node "

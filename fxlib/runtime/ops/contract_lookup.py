@@ -24,7 +24,7 @@ from torch.fx import Graph, Node, Proxy
 
 from fxlib.runtime import functions
 from fxlib.runtime.ops import operators
-from fxlib.runtime.ops.batches import is_item, item_of
+from fxlib.runtime.ops.registry import is_item, item_of
 from fxlib.spec.contract import Contract, contract_of
 
 _FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE

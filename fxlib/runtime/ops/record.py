@@ -18,8 +18,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from fxlib.runtime.ops import calls, operators
-from fxlib.runtime.ops.batches import is_batch, waits_of
-from fxlib.runtime.ops.registry import REACHING
+from fxlib.runtime.ops.registry import REACHING, is_batch, waits_of
 from fxlib.spec.report import Span, Timeline
 
 BLOCKED = frozenset(("call", "wait"))

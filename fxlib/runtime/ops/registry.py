@@ -1,18 +1,19 @@
 """The registry of the operators that fxlib puts into graphs, with one row for each that all their readers share.
 
 A new operator is a row here, its implementation, and a test. The wire takes its allow-list and its checks of arguments
-from here; analyses, the propagation of shapes and clients take the sets at the end. By a row's role they know the
-operator's effects, and what its result is. The functions of a user's own client form a call kind
+from here, also those of batches; analyses, the propagation of shapes and clients take the sets at the end. By a row's
+role they know the operator's effects, and what its result is. The functions of a user's own client form a call kind
 (`fxlib.runtime.ops.calls`), and are no operators of fxlib.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from torch.fx import Node
 from torch.fx.node import has_side_effect
 
 from fxlib.runtime import functions
@@ -69,6 +70,12 @@ class RuntimeOperator:
     """The position of the argument that is the server, or the RRef that leads to it."""
     function_at: int | None = None
     """The position of the argument that names a remote function; that function's arguments and keywords follow it."""
+    calls_at: int | None = None
+    """The position of the calls of a batch: a tuple of (function, args, kwargs), which all go to one server."""
+    batched_by_at: int | None = None
+    """The position of the name of the remote function that serves the batch as a whole, or of None."""
+    item_at: int | None = None
+    """The position of the number of the call for which a node waits, in the batch that is its first argument."""
     crosses_wire: bool = False
     """Whether the result has surely been copied, so that it shares no memory with the arguments."""
 
@@ -105,8 +112,17 @@ OPERATORS: Final = (
     _row(operators.wait, Role.WAIT, 1),
     _row(operators.track_gradient, Role.TRACK, 7, destination_at=1, function_at=2),
     _row(operators.send_gradient, Role.TRACK, 7, destination_at=1, function_at=2),
-    _row(batches.issue_batch, Role.ISSUE, 4, destination_at=0, crosses_wire=True, written="fxlib.runtime.batches"),
-    _row(batches.wait_item, Role.WAIT, 2, written="fxlib.runtime.batches"),
+    _row(
+        batches.issue_batch,
+        Role.ISSUE,
+        4,
+        destination_at=0,
+        calls_at=1,
+        batched_by_at=3,
+        crosses_wire=True,
+        written="fxlib.runtime.batches",
+    ),
+    _row(batches.wait_item, Role.WAIT, 2, item_at=1, written="fxlib.runtime.batches"),
     _row(operators.limit_in_flight, Role.LIMIT, 2, written="fxlib.runtime.flow_control"),
     _row(collectives.collective, Role.CALL, crosses_wire=True, written="fxlib.runtime.collectives"),
     _row(collectives.issue_collective, Role.ISSUE, crosses_wire=True, written="fxlib.runtime.collectives"),
@@ -155,3 +171,55 @@ ARGUMENT_RESULTS: Final = _functions(each for each in OPERATORS if each.result i
 """The operators that return their first argument, or a tensor like it."""
 NO_TENSOR_RESULTS: Final = _functions(each for each in OPERATORS if each.result is Result.NO_TENSOR)
 """The operators whose result is no tensor."""
+_CALLS_AT: Final[dict[object, int]] = {each.function: each.calls_at for each in OPERATORS if each.calls_at is not None}
+_BATCHED_BY_AT: Final[dict[object, int]] = {
+    each.function: each.batched_by_at for each in OPERATORS if each.batched_by_at is not None
+}
+_ITEM_AT: Final[dict[object, int]] = {each.function: each.item_at for each in OPERATORS if each.item_at is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One call of a batch."""
+
+    function: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def is_batch(node: Node) -> bool:
+    """Return whether the node issues a batch of calls."""
+    return node.target in _CALLS_AT
+
+
+def is_item(node: Node) -> bool:
+    """Return whether the node waits for one call of a batch; it has the call's name, contract and program position."""
+    return node.target in _ITEM_AT
+
+
+def items_of(batch: Node) -> tuple[Item, ...]:
+    """Return the calls of a batch, in their order."""
+    found: Any = batch.args[_CALLS_AT[batch.target]]
+    return tuple(Item(function=str(function), args=args, kwargs=kwargs) for function, args, kwargs in found)
+
+
+def batched_by_of(batch: Node) -> Any:
+    """Return the name of the remote function that serves a batch as a whole, or None."""
+    at = _BATCHED_BY_AT.get(batch.target)
+    return None if at is None else batch.args[at]
+
+
+def item_of(wait: Node) -> Item:
+    """Return the call of a batch for which a node waits."""
+    batch, index = wait.args[0], wait.args[_ITEM_AT[wait.target]]
+    assert isinstance(batch, Node) and isinstance(index, int), wait  # noqa: PT018, S101 - callers ask is_item first
+    return items_of(batch)[index]
+
+
+def waits_of(batch: Node) -> tuple[Node, ...] | None:
+    """Return the wait of each call of a batch, in the order of the calls; None unless each has exactly one."""
+    count = len(items_of(batch))
+    waits = {user.args[_ITEM_AT[user.target]]: user for user in batch.users if is_item(user)}
+    if len(batch.users) != count or waits.keys() != set(range(count)):
+        return None
+    return tuple(waits[index] for index in range(count))

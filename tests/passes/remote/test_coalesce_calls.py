@@ -12,7 +12,7 @@ from fxlib.passes import CoalesceCalls, Context, SplitCalls
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.ops.batches import waits_of
+from fxlib.runtime.ops.registry import waits_of
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import Workload

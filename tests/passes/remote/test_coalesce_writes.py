@@ -14,7 +14,8 @@ from torch.fx import GraphModule, Node
 from fxlib.passes import CoalesceWrites, SplitCalls
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import Recipe
-from fxlib.runtime.ops.batches import IN_ORDER, is_batch, issue_batch, wait_item, waits_of
+from fxlib.runtime.ops.batches import IN_ORDER, issue_batch, wait_item
+from fxlib.runtime.ops.registry import is_batch, waits_of
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, ServerProfile, Spread
 from tests.analysis.sketch import READ as ALONE

@@ -19,7 +19,7 @@ from fxlib.analysis.cost.simulate import predict
 from fxlib.errors import WorkloadError
 from fxlib.recipes import recipes
 from fxlib.runtime import is_call
-from fxlib.runtime.ops.batches import is_batch
+from fxlib.runtime.ops.registry import is_batch
 from fxlib.spec.profile import CallProfile, NodeProfile, Opaque, Profile, Push, ServerProfile, Spread
 
 

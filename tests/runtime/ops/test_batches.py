@@ -14,7 +14,8 @@ from fxlib import batch
 from fxlib.errors import ContractError, FxlibWarning
 from fxlib.runtime import record
 from fxlib.runtime.ops import batches, issue_batch, remote_call, wait_item
-from fxlib.runtime.ops.batches import NamedCall, waits_of
+from fxlib.runtime.ops.batches import NamedCall
+from fxlib.runtime.ops.registry import waits_of
 from fxlib.runtime.tracking.flow_control import DEADLINES
 from tests.batch import functions
 from tests.runtime.graphs import Program

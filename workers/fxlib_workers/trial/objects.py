@@ -14,9 +14,8 @@ from fxlib.analysis.effects.process_groups import Groups, groups_of, own_code_in
 from fxlib.analysis.effects.resources import contract_of_call, function_name
 from fxlib.passes.infra.annotate import assumed_of
 from fxlib.runtime.ops import calls
-from fxlib.runtime.ops.batches import is_batch, is_item, items_of
 from fxlib.runtime.ops.record import call_name
-from fxlib.runtime.ops.registry import CREATIONS, FETCHES, TRACKERS
+from fxlib.runtime.ops.registry import CREATIONS, FETCHES, TRACKERS, batched_by_of, is_batch, is_item, items_of
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch
 from fxlib.spec.workload import Workload
@@ -168,8 +167,8 @@ def _functions(node: Node) -> Iterator[tuple[str, str]]:
     elif is_batch(node):
         to = node.args[0] if isinstance(node.args[0], str) else ""
         yield from ((to, each.function) for each in items_of(node))
-        if isinstance(node.args[3], str):
-            yield to, node.args[3]
+        if isinstance(batched_by := batched_by_of(node), str):
+            yield to, batched_by
         return
     elif calls.is_call(node) or calls.is_issue(node) or node.target in CREATIONS:
         to, function = (*node.args, "", "")[:2]

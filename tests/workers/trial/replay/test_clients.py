@@ -13,7 +13,8 @@ import fxlib
 from fxlib import ps, wire
 from fxlib.runtime import functions, ops
 from fxlib.runtime.ops import issue_batch, wait_item
-from fxlib.runtime.ops.batches import NamedCall, items_of
+from fxlib.runtime.ops.batches import NamedCall
+from fxlib.runtime.ops.registry import items_of
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import CallProfile, Opaque, Profile, ServerProfile, Spread
 from fxlib.spec.servers import is_worker_name

@@ -21,10 +21,10 @@ from torch.fx import GraphModule, Node, map_arg
 from fxlib import wire
 from fxlib.errors import ContractError
 from fxlib.runtime import functions, ops
-from fxlib.runtime.ops.batches import IN_ORDER, is_batch, items_of
+from fxlib.runtime.ops.batches import IN_ORDER
 from fxlib.runtime.ops.calls import CallKind, ClientFunction, client_of, is_call, is_issue, is_wait
 from fxlib.runtime.ops.record import call_name
-from fxlib.runtime.ops.registry import CREATIONS, REPEATABLE, TRACKERS
+from fxlib.runtime.ops.registry import CREATIONS, REPEATABLE, TRACKERS, is_batch, items_of
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
 from fxlib_workers.trial.objects import fetches_of
