@@ -17,10 +17,11 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviours
 from fxlib.analysis.operators.arguments import operator_of, written_arguments
 from fxlib.analysis.operators.called import called, called_module
-from fxlib.client.value_numbering import Numbers, bodies
+from fxlib.client.value_numbering import Numbers
 from fxlib.errors import WireError
 from fxlib.passes import GraphPass
 from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
+from fxlib.runtime.submodules import graph_modules
 
 _LARGE: Final = 1 << 16
 """Limit for whole numbers: one above it, or several in one call with a product above its square, make large tensors."""
@@ -164,7 +165,7 @@ def check_writes(answer: GraphModule, original: GraphModule, passes: Sequence[Gr
 def _written(module: GraphModule) -> set[tuple[str, str]]:
     """Return what a module was given or holds that may be written, by the path of the graph and the name in it."""
     found = set()
-    for path, body in bodies(module):
+    for path, body in graph_modules(module):
         writing = [(node, operator) for node in body.graph.nodes if (operator := operator_of(node)) and operator.writes]
         if not writing:
             continue
@@ -201,7 +202,7 @@ class _Draw:
 
 def _draws(module: GraphModule, numbers: Numbers | None) -> list[_Draw]:
     """Return the draws of all graphs, each graph's in order."""
-    graphs = dict(bodies(module))
+    graphs = dict(graph_modules(module))
     drawing = {node for body in graphs.values() for node in _drawing(body)}
     within = {body for body in graphs.values() if not drawing.isdisjoint(body.graph.nodes)}
     found = [
@@ -234,7 +235,7 @@ def _called(node: Node, body: GraphModule) -> nn.Module:
 
 
 def _nodes(module: GraphModule) -> Iterator[tuple[GraphModule, Node]]:
-    return ((body, node) for _, body in bodies(module) for node in body.graph.nodes)
+    return ((body, node) for _, body in graph_modules(module) for node in body.graph.nodes)
 
 
 def is_of_form(value: Any, other: Any) -> bool:

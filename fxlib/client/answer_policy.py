@@ -18,7 +18,7 @@ from fxlib.analysis.effects.resources import COLLECTIVES, ServerState, contract_
 from fxlib.analysis.operators.arguments import operator_of
 from fxlib.client.answer_operators import check_draws, check_operators, check_writes, is_of_form
 from fxlib.client.own_objects import CALLS, held_uses
-from fxlib.client.value_numbering import Numbers, bodies, callable_key
+from fxlib.client.value_numbering import Numbers, callable_key
 from fxlib.errors import WireError
 from fxlib.passes import GraphPass
 from fxlib.runtime import bounds, functions, int8, is_call, is_issue, is_wait, kind_of
@@ -26,6 +26,7 @@ from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.ops.batches import IN_ORDER
 from fxlib.runtime.ops.calls import completes
 from fxlib.runtime.ops.registry import CALLS_BY_NAME, CREATIONS, FETCHES, TRACKERS, batched_by_of, is_batch, items_of
+from fxlib.runtime.submodules import graph_modules
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.faults import Limits
@@ -63,7 +64,7 @@ def limits_of_answer(original: GraphModule, sent_bytes: int, seconds: float = ma
         sent_bytes: the size of its message, in bytes.
         seconds: the time that is left to check the answer, in seconds.
     """
-    nodes = sum(len(body.graph.nodes) for _, body in bodies(original))
+    nodes = sum(len(body.graph.nodes) for _, body in graph_modules(original))
     modules = sum(1 for _ in original.modules())
     weights = sum(each.untyped_storage().nbytes() for each in _state(original).values())
     most = _LARGER * nodes + _MORE
@@ -141,11 +142,11 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _has_integers(module: GraphModule) -> bool:
-    return any(int8.is_operator(node.target) for _, body in bodies(module) for node in body.graph.nodes)
+    return any(int8.is_operator(node.target) for _, body in graph_modules(module) for node in body.graph.nodes)
 
 
 def _has_parts(module: GraphModule) -> bool:
-    return any(BACKEND in node.meta for _, body in bodies(module) for node in body.graph.nodes)
+    return any(BACKEND in node.meta for _, body in graph_modules(module) for node in body.graph.nodes)
 
 
 def _packing(module: GraphModule) -> tuple[object, ...]:
@@ -175,7 +176,7 @@ def _sensitive(
     known = numbers.of(module)
     return Counter(
         (path, callable_key(node.target), *_given(node, numbers, known))
-        for path, body in bodies(module)
+        for path, body in graph_modules(module)
         for node in body.graph.nodes
         if is_one(node, body)
     )
@@ -201,7 +202,7 @@ def _writes_in_place(node: Node, _: GraphModule) -> bool:
 
 def _modes(module: GraphModule) -> list[Hashable]:
     """Return the changes of grad mode and of autocast in each graph, in order, and the calls of graphs with changes."""
-    graphs = dict(bodies(module))
+    graphs = dict(graph_modules(module))
     changing = {body for body in graphs.values() if any(node.target in _MODES for node in body.graph.nodes)}
     found: list[Hashable] = []
     for path, body in graphs.items():
@@ -222,7 +223,7 @@ def _collectives(module: GraphModule, numbers: Numbers) -> list[Hashable]:
     """Return the operations of forward and backward that other ranks take part in, with their arguments, in order."""
     found = [
         (path, node)
-        for path, body in bodies(module)
+        for path, body in graph_modules(module)
         for node in body.graph.nodes
         if node.target in COLLECTIVES or (node.op == "call_module" and _is_parallel(body, node))
     ]
@@ -266,7 +267,7 @@ class _Interactions:
     def of(cls, module: GraphModule, numbers: Numbers, *, contracts: bool) -> _Interactions:
         """Return the interactions of all graphs in a module tree; `contracts` says whether their contracts count."""
         found, known = cls(), numbers.of(module)
-        graphs = dict(bodies(module))
+        graphs = dict(graph_modules(module))
         own = {
             node: list(_interactions_of(node, body, numbers, known))
             for body in graphs.values()
@@ -415,7 +416,7 @@ def _meet(states: frozenset[ServerState], others: frozenset[ServerState]) -> boo
 
 def _check_kinds(answer: _Interactions, original: _Interactions, module: GraphModule) -> None:
     """Check that an answer does nothing that neither the original does nor its contracts allow."""
-    free = not any(_reads_server(node) for _, body in bodies(module) for node in body.graph.nodes)
+    free = not any(_reads_server(node) for _, body in graph_modules(module) for node in body.graph.nodes)
     for key in sorted(answer.counts, key=lambda each: each[0] == "run"):  # a nested graph's content says more
         if free and key[0] == "change":
             continue

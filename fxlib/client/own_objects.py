@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxlib.client.value_numbering import Numbers, bodies, callable_key
+from fxlib.client.value_numbering import Numbers, callable_key
 from fxlib.runtime import is_call, is_issue, is_wait
 from fxlib.runtime.ops.calls import client_of, completes
 from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, TRACKERS, is_batch, items_of
+from fxlib.runtime.submodules import graph_modules
 from fxlib.spec.contract import Contract
 from fxlib.wire.callables import known_name
 from fxlib.wire.encode import fits
@@ -32,7 +33,7 @@ def held_uses(module: nn.Module, numbers: Numbers, is_own: IsOwn, *, contracts: 
     """
     known, held = numbers.of(module), _held(module, is_own)
     shapes: dict[Node, int] = {}
-    for path, body in bodies(module):
+    for path, body in graph_modules(module):
         for node in body.graph.nodes:
             inputs = [each for each in node.all_input_nodes if each in held]
             seen = known if any(held[each] for each in inputs) else shapes
@@ -56,7 +57,7 @@ def _held(module: nn.Module, is_own: IsOwn) -> dict[Node, bool]:
     before = -1
     while before != len(held) + len(entered):
         before = len(held) + len(entered)
-        for _, body in bodies(module):
+        for _, body in graph_modules(module):
             for node in body.graph.nodes:
                 if node.op == "get_attr":
                     if _is_object(body, str(node.target)):

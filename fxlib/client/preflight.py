@@ -25,7 +25,6 @@ from fxlib.analysis.effects.resources import COLLECTIVES
 from fxlib.capture.trace.traced_through import WHOLE
 from fxlib.client.connection import Connection, Deadline
 from fxlib.client.request import Prepared
-from fxlib.client.value_numbering import bodies
 from fxlib.errors import PassError, RemoteError
 from fxlib.profiling.live_profile import calls_that_may_write, copy_of, step_context
 from fxlib.reasons import Reason
@@ -33,7 +32,7 @@ from fxlib.runtime import CapturedModule, is_call, is_issue, is_wait
 from fxlib.runtime.ops.calls import client_of
 from fxlib.runtime.ops.registry import CALLS_BY_NAME, CREATIONS, TRACKERS
 from fxlib.runtime.preserve_state import state_kept
-from fxlib.runtime.submodules import local_tensors
+from fxlib.runtime.submodules import graph_modules, local_tensors
 from fxlib.spec.inputs import Batch
 from fxlib.spec.training import scalar_loss
 from fxlib.spec.workload import Workload
@@ -64,7 +63,7 @@ def check_measurable(captured: GraphModule, workload: Workload) -> None:
     """
     if devices := sorted(set(_devices(captured, workload))):
         raise UnservedError(Reason.NO_DEVICE, ", ".join(devices))
-    graphs = [body for _, body in bodies(captured)]
+    graphs = [body for _, body in graph_modules(captured)]
     if problem := groups_of(graphs).misfit(workload.trainers):
         raise UnservedError(Reason.COLLECTIVES, problem)
     if secrets := sorted({each for body in graphs for each in own_code_in(body)}):
@@ -73,7 +72,7 @@ def check_measurable(captured: GraphModule, workload: Workload) -> None:
 
 def _devices(captured: GraphModule, workload: Workload) -> Iterator[str]:
     """Yield the devices of weights and batches that are not available in any trial."""
-    state = dict.fromkeys(each for _, body in bodies(captured) for each in (*body.parameters(), *body.buffers()))
+    state = dict.fromkeys(each for _, body in graph_modules(captured) for each in (*body.parameters(), *body.buffers()))
     batches = (pytree.tree_leaves((each.inputs, dict(each.kwargs), each.target)) for each in workload.real_batches)
     for each in (*state, *chain.from_iterable(batches)):
         if isinstance(each, torch.Tensor) and each.device.type not in DEVICES:
@@ -178,7 +177,7 @@ def _unserved(prepared: Prepared, workers: Iterable[jobs_pb2.WorkerInfo]) -> Ite
     unknown = bool(there) and not any(worker.allowed_modules for worker in there)
     servers = {server.name for server in prepared.workload.servers} | set(_owners(prepared.captured))
     named = f" ({', '.join(sorted(servers))})" if servers else ""
-    for _, body in bodies(prepared.captured):
+    for _, body in graph_modules(prepared.captured):
         for node in body.graph.nodes:
             to, function = _called(node)
             if (client := client_of(node)) is not None and unknown and not is_wait(node):
@@ -245,7 +244,7 @@ def run_sample(captured: GraphModule, workload: Workload) -> bool:
 
 def _stays_here(captured: GraphModule, workload: Workload) -> bool:
     """Whether only this process notices a run."""
-    nodes = [node for _, body in bodies(captured) for node in body.graph.nodes]
+    nodes = [node for _, body in graph_modules(captured) for node in body.graph.nodes]
     if workload.rrefs or any(node.target in COLLECTIVES for node in nodes):
         return False
     is_group, is_rpc = dist.is_available() and dist.is_initialized(), bool(rpc.api._is_current_rpc_agent_set())
@@ -255,12 +254,12 @@ def _stays_here(captured: GraphModule, workload: Workload) -> bool:
         return False
     if not any(is_call(node) or is_issue(node) or node.target in CREATIONS for node in nodes):
         return True
-    return is_rpc and not any(calls_that_may_write(body, workload) for _, body in bodies(captured))
+    return is_rpc and not any(calls_that_may_write(body, workload) for _, body in graph_modules(captured))
 
 
 def _has_opaque_code(captured: GraphModule) -> bool:
     """Whether a graph calls code that may do anything: the user's own functions and modules, kept whole."""
-    for _, body in bodies(captured):
+    for _, body in graph_modules(captured):
         behaviours = Behaviours(body)
         if any(behaviours.of(node).fence is Reason.OPAQUE_NEIGHBOUR for node in body.graph.nodes):
             return True

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 from torch.distributed import rpc
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from fxlib.runtime import kind_of
 from fxlib.runtime.ops import remote_call, track_gradient
 from fxlib.runtime.ops.calls import completes
 from fxlib.runtime.ops.registry import TRACKERS, is_item, item_of
+from fxlib.runtime.submodules import graph_modules
 from fxlib.wire.callables import known_name
 
 
@@ -30,7 +30,7 @@ class Numbers:
     def of(self, module: nn.Module) -> dict[Node, int]:
         """Return the number of each node of each graph in a module tree."""
         found: dict[Node, int] = {}
-        for path, body in bodies(module):
+        for path, body in graph_modules(module):
             for node in body.graph.nodes:
                 found[node] = self.constant(self._key(node, path, found))
         return found
@@ -70,11 +70,6 @@ class Numbers:
         if isinstance(value, slice):
             return "slice", tuple(self._frozen(each, numbers) for each in (value.start, value.stop, value.step))
         return type(value).__name__, repr(value)
-
-
-def bodies(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:
-    """Yield the GraphModules in a module tree with their paths, each once, parents first."""
-    return ((path, each) for path, each in module.named_modules() if isinstance(each, GraphModule))
 
 
 def callable_key(target: Any) -> object:

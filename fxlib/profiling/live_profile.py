@@ -23,7 +23,7 @@ from fxlib.errors import CaptureError, FxlibWarning, WorkloadError
 from fxlib.profiling.measure import contract_of, measure
 from fxlib.profiling.step_runs import STEPS, WARMUPS, batches_of
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
-from fxlib.runtime.ops.record import current_recording
+from fxlib.runtime.ops.record import span
 from fxlib.runtime.ops.registry import CREATIONS
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.push_gradients import push_gradients
@@ -167,9 +167,9 @@ class _Step:
             parameter.grad = None
         with step_context(self._workload) as context, torch.enable_grad():
             output = self._module(*batch.inputs, **batch.kwargs)
-            with _span("loss"):
+            with span("loss"):
                 loss = scalar_loss(self._workload.loss, output, batch.target)
-            with _span("backward"):
+            with span("backward"):
                 if context is None:
                     loss.backward()
                 else:
@@ -251,11 +251,6 @@ def step_context(workload: Workload) -> Iterator[int | None]:
     opened: Any = dist_autograd.context() if workload.mode == "distributed" else nullcontext()
     with opened as context:
         yield context
-
-
-def _span(kind: str) -> Any:
-    recording = current_recording()
-    return nullcontext() if recording is None else recording.span(kind)
 
 
 _REPEATS = 5

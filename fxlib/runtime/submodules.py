@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.distributed.nn.api.remote_module import _RemoteModule
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 
 T = TypeVar("T")
 _READING = frozenset({"get_attr", "call_module"})
@@ -26,6 +26,11 @@ _TORCHS_IMPLEMENTATION = nn.Module._call_impl
 _HARMLESS = ("torch", "fxlib.runtime", "_operator", "operator", "math", "builtins")
 _OPERATORS = frozenset({"torch._ops.aten", "torch._ops.prims", "torch._ops.fxlib"})
 """Modules whose functions give no module a hook while a forward runs; other custom operators may run anything."""
+
+
+def graph_modules(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:
+    """Yield the GraphModules in a module tree with their paths, each once, parents first."""
+    return ((path, each) for path, each in module.named_modules() if isinstance(each, GraphModule))
 
 
 def local_modules(root: nn.Module, *, repeated: bool = False) -> Iterator[tuple[str, nn.Module]]:

@@ -25,10 +25,10 @@ from torch.fx import GraphModule, Node
 
 from fxlib.analysis.cost.costs import CallCost, Costs, MessageCost, issue_of, message_of
 from fxlib.analysis.cost.network import Network, Trip
-from fxlib.errors import ContractError
-from fxlib.runtime import functions, ops
+from fxlib.analysis.effects.resources import declared_contract
+from fxlib.runtime import ops
 from fxlib.runtime.ops.registry import TRACKERS
-from fxlib.spec.contract import Contract, contract_of
+from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile, Push
 from fxlib.spec.report import Span, Timeline
 
@@ -293,7 +293,7 @@ def gradients(order: Iterable[Node], costs: Costs) -> list[Gradient]:
     found: list[tuple[object, Gradient]] = []
     for node in order:
         if node.target in TRACKERS and (call := _result_in(node, costs)) is not None and call.push is not None:
-            contract = _contract(call.push.function)
+            contract = declared_contract(call.push.function)
             gradient = Gradient(
                 call=call,
                 push=call.push,
@@ -324,13 +324,6 @@ def _position(found: tuple[object, Gradient]) -> int:
 
 def _result_in(node: Node, costs: Costs) -> CallCost | None:
     return next((costs.results[each] for each in node.all_input_nodes[:1] if each in costs.results), None)
-
-
-def _contract(function: str) -> Contract | None:
-    try:
-        return contract_of(functions.resolve(function))
-    except ContractError:
-        return None
 
 
 def _part(node: Node, contract: Contract | None) -> Hashable:

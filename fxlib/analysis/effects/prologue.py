@@ -23,20 +23,20 @@ from fxlib.analysis.effects.resources import (
     ServerState,
     Storage,
     contract_of_call,
+    declared_contract,
     destination,
     function_name,
     reads_and_writes,
     states_of,
 )
 from fxlib.analysis.operators.schemas import attribute
-from fxlib.errors import ContractError
 from fxlib.reasons import Reason
-from fxlib.runtime import functions, ops
+from fxlib.runtime import ops
 from fxlib.runtime.ops.calls import is_call, is_issue
 from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import CREATIONS, TRACKERS, is_batch, items_of
-from fxlib.spec.contract import Contract, contract_of
+from fxlib.spec.contract import Contract
 
 
 class Way(Enum):
@@ -108,17 +108,10 @@ def pushed(module: GraphModule) -> dict[str, frozenset[ServerState]]:
     for node in module.graph.nodes:
         if node.target in TRACKERS:
             server, name = node.args[1], str(node.args[2])
-            contract = _declared(name) or node.meta.get("contract")
+            contract = declared_contract(name) or node.meta.get("contract")
             written = states_of(contract, server if isinstance(server, str) else None)[1]
             found[name] = found.get(name, frozenset()) | written
     return found
-
-
-def _declared(function: str) -> Contract | None:
-    try:
-        return contract_of(functions.resolve(function))
-    except ContractError:
-        return None
 
 
 def _functions(call: Node) -> list[str]:
@@ -199,7 +192,7 @@ class _Analyst:
     def _without_keys(self, call: Node, pushes: Iterable[str]) -> list[str]:
         """Return the functions that would have to declare their keys for the call to be repaired row by row."""
         read = {name: self._contracts.get(name) for name in _functions(call)}
-        written = {name: _declared(name) or self._of_gradients.get(name) for name in pushes}
+        written = {name: declared_contract(name) or self._of_gradients.get(name) for name in pushes}
         return sorted(name for name, found in {**read, **written}.items() if found is None or found.keys is None)
 
     def _check_call(self, call: Node) -> None:

@@ -7,11 +7,12 @@ from typing import NamedTuple, TypeAlias
 
 from torch.fx import Node
 
-from fxlib.runtime import ops
+from fxlib.errors import ContractError
+from fxlib.runtime import functions, ops
 from fxlib.runtime.ops.calls import COLLECTIVE, client_of, is_wait, kind_of
 from fxlib.runtime.ops.contract_lookup import method_sent
 from fxlib.runtime.ops.registry import CALLS_BY_NAME, FETCHES, is_batch, is_item, item_of
-from fxlib.spec.contract import Contract
+from fxlib.spec.contract import Contract, contract_of
 
 
 class Storage(NamedTuple):
@@ -104,6 +105,14 @@ def names_a_function(node: Node) -> bool:
 def takes_contract(node: Node) -> bool:
     """Return whether the node makes or begins a call whose contract may be stated under its `function_name`."""
     return names_a_function(node) or (client_of(node) is not None and not is_wait(node))
+
+
+def declared_contract(function: str) -> Contract | None:
+    """Return the contract that a remote function declares here; None if it declares none or does not exist here."""
+    try:
+        return contract_of(functions.resolve(function))
+    except ContractError:
+        return None
 
 
 def function_name(node: Node) -> str:

@@ -22,7 +22,7 @@ from fxlib.runtime import functions
 from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.tracking.flow_control import DEADLINES, FlowControl
 from fxlib.runtime.tracking.forward_context import current_flow_control, current_forward, received
-from fxlib.runtime.tracking.track import Destination, track
+from fxlib.runtime.tracking.track import track
 
 # `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
 Future: TypeAlias = "torch._C.Future[Any]"
@@ -156,7 +156,7 @@ def track_gradient(  # noqa: PLR0917 - as all operators: positional, in the docu
     Raises:
         ContractError: there is no tensor in the result, and so no gradient to give to `gradient`.
     """
-    return _track(result, (to, gradient, args, kwargs, timeout, index), together=False)
+    return track(result, (to, gradient, args, kwargs, timeout, index), together=False)
 
 
 @outside_of_dynamo
@@ -168,7 +168,7 @@ def send_gradient(  # noqa: PLR0917 - as all operators: positional, in the docum
     `fxlib.push_gradients` then sends adjacent pushes to one server in one message, and pushes to several servers side
     by side (`fxlib.runtime.gradients.pushes`).
     """
-    return _track(result, (to, gradient, args, kwargs, timeout, index), together=True)
+    return track(result, (to, gradient, args, kwargs, timeout, index), together=True)
 
 
 @outside_of_dynamo
@@ -216,10 +216,6 @@ class _Agent(threading.local):
 
 
 _AGENT = _Agent()
-
-
-def _track(result: Any, push: Destination, *, together: bool) -> Any:
-    return track(result, push, together=together)
 
 
 def _start(start: Starter, to: Any, function: str, args: Args, kwargs: Kwargs, *, limit: float) -> Any:

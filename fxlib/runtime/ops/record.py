@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -137,6 +137,12 @@ _ROLES = {"call": calls.is_call, "issue": calls.is_issue, "wait": calls.is_wait}
 def current_recording() -> Recording | None:
     """Return the recording that this thread makes."""
     return _THREAD.recording
+
+
+def span(kind: str) -> AbstractContextManager[None]:
+    """Return a block that the recording of this thread, if there is one, notes as one span, such as "backward"."""
+    recording = current_recording()
+    return nullcontext() if recording is None else recording.span(kind)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from fxlib.passes.infra.annotate import assumed_of
 from fxlib.runtime.ops import calls
 from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import CREATIONS, FETCHES, TRACKERS, batched_by_of, is_batch, is_item, items_of
+from fxlib.runtime.submodules import graph_modules
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch
 from fxlib.spec.workload import Workload
@@ -51,7 +52,7 @@ def requirements_of(modules: Iterable[GraphModule], workload: Workload) -> Requi
     stated: dict[str, dict[str, Contract | None]] = {}
     created: dict[str, set[str]] = {}
     pushes = workload.mode != "forward"  # without a backward, there is no gradient to push
-    bodies = [found for module in modules for found in _bodies(module)]
+    bodies = [found for module in modules for found in graph_modules(module)]
     for path, body in bodies:
         opaque.update(own_code_in(body))
         for node in body.graph.nodes:
@@ -136,11 +137,6 @@ def bind(module: GraphModule, rrefs: RRefs) -> BoundModule:
         vars(module.get_submodule(path))[attribute] = rrefs[name]
     # An input may have the name of an attribute, and then the name refers to the attribute.
     return BoundModule(module, {name: rref for name, rref in rrefs.items() if name in inputs - attributes})
-
-
-def _bodies(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:
-    """Yield the GraphModules in a module tree, with their paths."""
-    return ((path, each) for path, each in module.named_modules() if isinstance(each, GraphModule))
 
 
 def _opaque(module: GraphModule, node: Node, rrefs: Container[str]) -> Iterator[str]:

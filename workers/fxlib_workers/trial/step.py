@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,7 +12,7 @@ from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
-from fxlib.runtime.ops.record import current_recording
+from fxlib.runtime.ops.record import span
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.tracking.flow_control import DEADLINES
 from fxlib.spec.training import build_optimizer, scalar_loss
@@ -88,7 +87,7 @@ class Step:
         return self._run(batch, inspect)
 
     def _forward(self, batch: Batch, _: bool) -> StepResult:
-        with torch.no_grad(), _span("forward"):
+        with torch.no_grad(), span("forward"):
             return StepResult(output=self._forward_of(batch))
 
     def _local(self, batch: Batch, _: bool) -> StepResult:
@@ -96,12 +95,12 @@ class Step:
             self._module.zero_grad(set_to_none=True)
         output, loss = self._forward_and_loss(batch)
         scale = self._workload.loss_scale
-        with _span("backward"):
+        with span("backward"):
             (loss if scale is None else loss * scale).backward()
         self._backwards += 1
         if self._backwards == self._workload.accumulation:
             self._backwards = 0
-            with _span("optimizer"):
+            with span("optimizer"):
                 self._step_locally()
             push_gradients(self._module)
         gradients = {name: each.grad for name, each in self._module.named_parameters() if each.grad is not None}
@@ -121,20 +120,20 @@ class Step:
     def _distributed(self, batch: Batch, inspect: bool) -> StepResult:
         with dist_autograd.context() as context:
             output, loss = self._forward_and_loss(batch)
-            with _span("backward"):
+            with span("backward"):
                 dist_autograd.backward(context, [loss])
             push_gradients(self._module)
             found = dist_autograd.get_gradients(context)
             gradients = {name: found[each] for name, each in self._module.named_parameters() if each in found}
             on_servers = self._server_gradients(context) if inspect else {}
-            with _span("optimizer"):
+            with span("optimizer"):
                 self._update(context, gradients)
         return StepResult(output=output, loss=loss, gradients=gradients, server_gradients=on_servers)
 
     def _forward_and_loss(self, batch: Batch) -> tuple[object, torch.Tensor]:
-        with _span("forward"):
+        with span("forward"):
             output = self._forward_of(batch)
-        with _span("loss"):
+        with span("loss"):
             return output, scalar_loss(self._workload.loss, output, batch.target)
 
     def _server_gradients(self, context: int) -> dict[str, str]:
@@ -164,8 +163,3 @@ def drain() -> None:
 
 def _pending_objects() -> int:
     return int(rpc._rref_context_get_debug_info()["num_pending_users"])
-
-
-def _span(kind: str) -> AbstractContextManager[None]:
-    recording = current_recording()
-    return nullcontext() if recording is None else recording.span(kind)
