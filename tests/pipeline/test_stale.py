@@ -36,13 +36,13 @@ def _count() -> torch.Tensor:
 @fxlib.remote(writes="pushes")
 def push(x: torch.Tensor, gradient: torch.Tensor) -> None:
     """Count a push; no read that may not run beside it may be in flight."""
-    world = simulation._WORLD[-1]
-    state = world.serving
-    assert not [each for each in world._flying if not each.landed and world.states[each.server] is state and _is(each)]
-    state["pushes"] = _count() + 1
+    for world in simulation._WORLD[-1:]:  # none on a real server
+        here = (each for each in world._flying if world.states[each.server] is world.serving)
+        assert not [each for each in here if not each.landed and _is_awaited(each)]
+    simulation._state()["pushes"] = _count() + 1
 
 
-def _is(flying: simulation.Flying) -> bool:
+def _is_awaited(flying: simulation.Flying) -> bool:
     calls = flying.args[0] if flying.function is batch.run else [(flying.function, (), {})]
     return any(function is read for function, *_ in calls)
 
