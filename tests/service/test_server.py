@@ -117,6 +117,17 @@ async def test_health_is_told_of_each_service(client: Client, name: str) -> None
     assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_the_event_loop_never_sleeps_long(client: Client) -> None:
+    """Where gRPC's own wake-up is lost, an answer waits for the next timer."""
+    await client.channel.channel_ready()
+    loop: Any = asyncio.get_running_loop()
+    sleeps = []
+    for _ in range(9):
+        await asyncio.sleep(0.013)
+        sleeps.append(min(each.when() - loop.time() for each in loop._scheduled if not each.cancelled()))
+    assert sorted(sleeps)[4] < 0.1
+
+
 async def test_reflection_lists_the_services(client: Client) -> None:
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(client.channel)
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
