@@ -199,6 +199,10 @@ def cache_key(request: jobs_pb2.OptimizeRequest) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+_ALL_INTEGERS = 2.0**64
+"""Number of values of the widest integers; whatever range a client describes, no wider one is told apart."""
+
+
 def _workload_digest(workload: workload_pb2.Workload) -> str:
     """Return a digest of a workload, which tells the integers of a description only roughly.
 
@@ -211,7 +215,7 @@ def _workload_digest(workload: workload_pb2.Workload) -> str:
     described = [*spec.inputs, *spec.kwargs.values(), *spec.nested.tensors, *([spec.target] * spec.HasField("target"))]
     for tensor in described:
         if tensor.HasField("low") and tensor.HasField("high") and not tensor.dtype.startswith(("float", "bfloat")):
-            extent = 2.0 ** math.ceil(math.log2(max(tensor.high - tensor.low, 1.0)))
+            extent = 2.0 ** math.ceil(math.log2(min(max(tensor.high - tensor.low, 1.0), _ALL_INTEGERS)))
             tensor.low, tensor.high = round(tensor.low / extent) * extent, extent
         if tensor.HasField("repeats"):
             tensor.repeats = round(tensor.repeats, 1)

@@ -215,6 +215,15 @@ def test_batches_of_other_tables_sizes_or_rows_have_keys_of_their_own() -> None:
     assert key_of(shuffled(0)) != key_of(shuffled(0), ranges={"target": (0, 1000)})
 
 
+@pytest.mark.parametrize("low, high", [(-1e308, 1e308), (0.0, 1.7e308), (1.7e308, 1.79e308), (-(2.0**63), 2.0**63)])
+async def test_the_widest_range_that_can_be_described_has_a_key(low: float, high: float) -> None:
+    asked = request()
+    tensor = asked.workload.description.inputs[0]
+    tensor.dtype, tensor.low, tensor.high = "int64", low, high
+    async with make_service() as core:
+        assert states([await submit(core, asked)]) == ["queued"]
+
+
 def test_real_batches_have_a_key_of_their_values() -> None:
     real = workload_pb2.Workload(batches=workload_pb2.BatchBlobs(batches=[ref(b"one")]))
     asked, other = request(), request()
