@@ -2,7 +2,7 @@
 
 Row i of such a result depends on key i alone, so equal keys bring equal rows: the trainer reads the rows of the
 different keys, and gives each position the row of its key. Finding the different keys takes time on the trainer's
-thread, which only a batch that names its keys twice or more on average pays back.
+thread, which a batch is taken to pay back if it names its keys twice or more on average: a round figure, not measured.
 """
 
 from __future__ import annotations

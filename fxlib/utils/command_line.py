@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from typing_extensions import override
@@ -23,12 +23,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.refuse(unknown)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
-
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """End with exit code 2 and a sentence about arguments that mean nothing here."""
-        self.error(f"unrecognized arguments: {' '.join(unknown)}")
 
     @override
     def error(self, message: str) -> NoReturn:

@@ -332,7 +332,7 @@ def _quiet() -> Iterator[None]:
         return
     others = _OfOtherThreads()
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
-    printed: dict[str, Any] = vars(importlib.import_module("torch.export._trace"))
+    printed: dict[str, Any] = vars(importlib.import_module("torch.export._trace"))  # torch imports it at its first use
     printed["print"] = lambda *_, **__: None
     for each in loggers:
         each.addFilter(others)
