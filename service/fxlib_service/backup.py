@@ -21,12 +21,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -102,11 +102,31 @@ class Manifest:
                 raise FxlibError(
                     f"it is of format {fields['format']}, and this release reads {_FORMAT}", where=str(folder)
                 )
+            _check_manifest(fields)
             return Manifest(**fields)
         except FileNotFoundError:
             raise FxlibError("it is no backup, or one that was not finished", where=str(folder)) from None
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, ServiceError) as error:
             raise FxlibError(f"its {_MANIFEST} is damaged", where=str(folder)) from error
+
+
+def _check_manifest(fields: Mapping[str, Any]) -> None:
+    """Check whatever becomes a path or is counted: whoever can write into a backup may have changed it.
+
+    Raises:
+        KeyError, TypeError, ValueError: a field is missing, or is not of its kind.
+        ServiceError: a blob is not named by its digest.
+    """
+    missing, blobs = fields["missing"], fields["blobs"]
+    texts = (*missing, *(fields[name] for name in ("id", "fxlib_version", "sha256", "schema")))
+    if not (isinstance(fields["jobs"], int) and isinstance(blobs, dict) and isinstance(missing, list)):
+        raise TypeError("a field is of another type")
+    if not all(isinstance(each, str) for each in texts):
+        raise TypeError("a field is no text")
+    if fields["database"] not in (_SQLITE, _POSTGRES):
+        raise ValueError("the database is another file")
+    for sha256, size in blobs.items():
+        CheckedBlob(sha256=sha256, size=size)
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -198,7 +218,8 @@ def restore(config: Config, folder: Path) -> Manifest:
     if (manifest.database == _POSTGRES) != is_shared(config):
         kind = "PostgreSQL" if manifest.database == _POSTGRES else "SQLite"
         raise FxlibError(f"{folder} has a database of {kind}, and this is none", where="--database")
-    if _digest(folder / manifest.database) != manifest.sha256:
+    database = folder / manifest.database
+    if not database.is_file() or _digest(database) != manifest.sha256:
         raise FxlibError(f"its {manifest.database} is damaged", where=str(folder))
     lock = DataLock(config.data, restores=True)
     try:
@@ -206,7 +227,7 @@ def restore(config: Config, folder: Path) -> Manifest:
         bring = (_restored_postgres if is_shared(config) else _restored_sqlite)(config, manifest, again=again)
         _bring_back(folder, manifest, blob_store(config, Clock()))
         if bring is not None:
-            bring(folder / manifest.database)
+            bring(database)
         (config.data / RESTORING).unlink()
         sync_folder(config.data)
     finally:
@@ -361,18 +382,17 @@ def _bring_back(folder: Path, manifest: Manifest, target: BlobStore) -> None:
         if target.size(sha256) == size:  # an earlier run restored it, or it was there from the start
             continue
         target.drop(sha256)
-        read = partial(_piece_of, folder / "blobs" / sha256[:2] / sha256)
-        if _copy(read, sha256, target) != size:
+        path = folder / "blobs" / sha256[:2] / sha256
+        # What is no file, such as a pipe or a device, may have no end.
+        whole = path.is_file() and path.stat().st_size == size
+        if not whole or _copy(partial(_piece_of, path), sha256, target) != size:
             raise FxlibError(f"its blob {sha256} is missing or damaged", where=str(folder))
 
 
 def _piece_of(path: Path, *, offset: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(_PIECE)
-    except FileNotFoundError:
-        raise ServiceError(Code.BLOB_NOT_FOUND) from None
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(_PIECE)
 
 
 def _restored_sqlite(config: Config, manifest: Manifest, *, again: bool) -> Callable[[Path], None] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -23,6 +24,7 @@ from fxlib.v1 import blobs_pb2, jobs_pb2
 from fxlib_service import backup
 from fxlib_service.config import Config
 from fxlib_service.server import Server
+from fxlib_service.stores.sql import SqlJobStore
 from tests.service.client import Client, running
 from tests.service.postgres import Postgres
 from tests.service.support import Process, answer, graph_bytes, ref, request
@@ -266,6 +268,67 @@ def test_a_blob_that_the_service_has_lost_is_told_and_keeps_nothing_back(
     assert told.missing == sorted([lost, damaged])
     assert (config.data / "blobs" / damaged[:2] / damaged).exists()
     assert backup.restore(Config(data=tmp_path / "new"), tmp_path / "another").jobs == 5
+
+
+@pytest.fixture
+def doctored(tmp_path: Path) -> Path:
+    """A backup of a service without jobs, to be changed by whoever can write into it."""
+    config, to = Config(data=tmp_path / "data"), tmp_path / "backup"
+    config.data.mkdir()
+    SqlJobStore(f"sqlite:///{config.data / 'service.sqlite'}").close()
+    backup.make(config, to)
+    return to
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"blobs": {"../../precious": 3}},
+        {"blobs": {"\0": 3}},
+        {"blobs": [["a" * 64, 3]]},
+        {"blobs": {"a" * 64: "3"}},
+        {"blobs": {"a" * 64: -3}},
+        {"database": "../precious"},
+        {"missing": 3},
+        {"id": {}},
+        {"jobs": "many"},
+    ],
+)
+def test_a_manifest_that_names_anything_but_its_own_files_is_refused(
+    doctored: Path, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    precious, new = tmp_path / "precious", tmp_path / "new"
+    precious.write_text("precious")
+    manifest = json.loads((doctored / "manifest.json").read_text())
+    (doctored / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+    with pytest.raises(FxlibError, match=r"manifest\.json is damaged"):
+        backup.restore(Config(data=new), doctored)
+    assert (precious.read_text(), new.exists()) == ("precious", False)
+
+
+def test_a_manifest_of_many_brackets_is_refused(doctored: Path, tmp_path: Path) -> None:
+    (doctored / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(FxlibError, match=r"manifest\.json is damaged"):
+        backup.restore(Config(data=tmp_path / "new"), doctored)
+
+
+@pytest.mark.timeout(20)
+def test_a_backup_with_something_endless_in_it_is_refused(doctored: Path, tmp_path: Path) -> None:
+    name, manifest = "ab" * 32, json.loads((doctored / "manifest.json").read_text())
+    (doctored / "manifest.json").write_text(json.dumps({**manifest, "blobs": {name: 3}}))
+    blob = doctored / "blobs" / name[:2] / name
+    blob.parent.mkdir()
+    os.mkfifo(blob)
+    with pytest.raises(FxlibError, match="missing or damaged"):
+        backup.restore(Config(data=tmp_path / "pipe"), doctored)
+    blob.unlink()
+    blob.symlink_to("/dev/zero")
+    with pytest.raises(FxlibError, match="missing or damaged"):
+        backup.restore(Config(data=tmp_path / "zeros"), doctored)
+    (doctored / "service.sqlite").unlink()
+    os.mkfifo(doctored / "service.sqlite")
+    with pytest.raises(FxlibError, match=r"service\.sqlite is damaged"):
+        backup.restore(Config(data=tmp_path / "database"), doctored)
 
 
 def test_a_folder_without_a_service_is_not_backed_up(tmp_path: Path) -> None:
