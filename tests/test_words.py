@@ -134,6 +134,7 @@ def test_no_identifier_of_a_finished_folder_holds_a_word_that_is_not_a_name() ->
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in finished()
+        if words(f"{path.stem} {path.read_text()}") & NO_NAMES  # most files need no parsing
         for name in identifiers(path)
         if name not in PUBLIC and words(re.sub(r"in_place|IN_PLACE", "", name)) & NO_NAMES
     ]
@@ -145,6 +146,7 @@ def test_docstrings_of_finished_folders_are_sentences_or_say_what_an_attribute_i
     found = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
         for path in finished()
+        if any(f'"""{each}' in path.read_text() for each in FRAGMENTS)  # most files need no parsing
         for text in docstrings(path)
         if text.split(maxsplit=1)[:1] and text.split(maxsplit=1)[0] in FRAGMENTS
     ]

@@ -53,6 +53,7 @@ def test_calls_run_side_by_side() -> None:
     assert sorted(ask(*[(functions.meet,)] * 3)) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_call_that_is_known_to_be_brief_is_not_held_up_by_a_slow_one_before_it() -> None:
     for _ in range(3):
         ask(*[(functions.double, X)] * 4)

@@ -12,6 +12,8 @@ from benchmarks import models
 from benchmarks.zoo_parts.check_model import Found, check
 from fxlib import Workload
 
+pytestmark = pytest.mark.slow
+
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.__main__ import PAGE, PICTURES, names
 from benchmarks.page import RESULTS, page, read_run, tables
 from benchmarks.report import Case, Row
@@ -11,6 +13,7 @@ def measured(case: Case, arm: str, metric: str, value: float) -> Row:
     return Row(benchmark="b", case=case, arm=arm, metric=metric, value=value, unit="s", low=value, high=value, runs=3)
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_rows_give() -> None:
     assert PAGE.read_text() == page(PICTURES), "run: python -m benchmarks --page"
 

@@ -18,6 +18,8 @@ from fxlib.client.request import Question, captured_of, prepare
 from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
 
+pytestmark = pytest.mark.slow
+
 
 class Straight(nn.Module):
     def __init__(self) -> None:

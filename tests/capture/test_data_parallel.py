@@ -214,6 +214,7 @@ RETURNS = {
 }
 
 
+@pytest.mark.slow
 def test_it_is_one_node_in_an_export_too() -> None:
     x, rows = torch.ones(3, 4), torch.ones(3, dtype=torch.long)
     model = ChecksSizes(Nests())
@@ -225,6 +226,7 @@ def test_it_is_one_node_in_an_export_too() -> None:
     assert dense.meta["source"].startswith(__file__)
 
 
+@pytest.mark.slow
 def test_an_export_does_what_the_model_does_for_all_sizes() -> None:
     model, sizes = Checks(Nests()), {0: torch.export.Dim("batch", min=2, max=64)}
     samples = [torch.ones(3, 4), torch.ones(3, dtype=torch.long)]

@@ -21,7 +21,7 @@ from fxlib.wire import OpaqueRRef
 from tests.capture.checks import same
 from tests.capture.servers import Table
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("world")]
 ROWS = torch.zeros(4, dtype=torch.long)
 
 

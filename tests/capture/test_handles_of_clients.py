@@ -66,6 +66,7 @@ def test_calls_of_a_grpc_stub_are_in_flight_together_with_the_same_results() -> 
     assert torch.equal(found, model.bottom(torch.ones(4)) + 2.0 * ROWS * (2.0 * (ROWS + 1.0)))
 
 
+@pytest.mark.slow
 def test_each_stub_is_a_destination_by_the_name_of_its_attribute() -> None:
     with grpc_store.serving([], doubled) as users, grpc_store.serving([], doubled) as items:
         captured = fxlib.capture(Ranker(users, items))

@@ -205,6 +205,7 @@ class Holder(nn.Module):
         return self.scale(sum(looked_up) + sum(waited) + pulled + helped + named)
 
 
+@pytest.mark.slow
 def test_rrefs_of_a_module_are_read_where_the_module_holds_them() -> None:
     model = Holder()
 
@@ -259,6 +260,7 @@ def test_a_remote_error_is_the_blocking_one() -> None:
         captured(X)
 
 
+@pytest.mark.slow
 def test_a_remote_module() -> None:
     class Hybrid(nn.Module):
         def __init__(self) -> None:

@@ -245,6 +245,7 @@ def test_backward_hooks_keep_their_module_whole() -> None:
     assert x.grad.tolist() == [21.0, 21.0]
 
 
+@pytest.mark.slow
 def test_forward_hooks_of_submodules_are_part_of_the_program() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.ReLU())
     model[0].register_forward_hook(lambda module, inputs, output: output + 1)

@@ -217,6 +217,7 @@ class Branching(nn.Module):
         return self.top(found)
 
 
+@pytest.mark.slow
 def test_a_helper_is_exported_with_results_declared_for_the_method_alone() -> None:
     model = Branching()
     stated = fxlib.Contract(reads=frozenset({"weight"}), returns=lambda rows: torch.empty(rows.shape[0], 3))

@@ -16,7 +16,7 @@ from fxlib.equivalence.verify import verify
 from fxlib.errors import ContractError
 from fxlib.runtime import is_issue, ops
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("world")]
 ROWS = torch.arange(6)
 
 

@@ -170,6 +170,7 @@ def test_one_that_changes_between_two_calls_is_refused_with_the_line_that_sent_i
         fxlib.capture(Changing(send, kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("send", [blocking, issued], ids=lambda send: send.__name__)
 def test_an_export_refuses_it_too(send: Callable[..., Any]) -> None:
     for kind in ("an array", "an object in containers"):
@@ -278,6 +279,7 @@ class Calling(nn.Module):
         return x + rpc_sync("ps0", double, args=self.args, kwargs=self.kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["trace", "export"])
 def test_containers_that_are_taken_apart_for_a_call_are_watched(how: Any) -> None:
     changes: list[Callable[[Any], object]] = [

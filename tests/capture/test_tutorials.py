@@ -73,6 +73,7 @@ def test_the_rnn_tutorial() -> None:
     assert [node.args[0] for node in captured.graph.nodes if is_call(node)] == ["ps0", "ps1"]
 
 
+@pytest.mark.slow
 def test_the_batch_updating_parameter_server() -> None:
     server = rpc.remote("ps1", Averager)
 
@@ -98,6 +99,7 @@ class Hybrid(nn.Module):
         return self.dense(self.embedding.forward(rows, offsets))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_the_hybrid_of_ddp_and_rpc(tmp_path: Path) -> None:
     rows, offsets = torch.arange(6), torch.tensor([0, 2, 4])
@@ -127,6 +129,7 @@ class ManyTables(nn.Module):
         return self.top(torch.cat(found, dim=1))
 
 
+@pytest.mark.slow
 def test_the_benchmark_with_many_tables() -> None:
     captured = same(ManyTables(), torch.zeros(8, 3, 2, dtype=torch.long))
 
@@ -198,6 +201,7 @@ class Stages(nn.Module):
 STAGES: Any = {".forward": fxlib.Contract(reads=frozenset({"layer"}))}
 
 
+@pytest.mark.slow
 def test_micro_batches_through_stages_that_fetch_are_one_after_another_as_torch_may_hang_otherwise() -> None:
     model, xs = Stages(), torch.randint(0, 5, (4, 3))
     captured = fxlib.capture(model, sample_inputs=(xs,), contracts=STAGES)

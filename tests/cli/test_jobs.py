@@ -16,6 +16,8 @@ from tests.cli.conftest import Run
 from tests.client.models import made
 from tests.shared.real_service import adopt, real_service, scripted_worker
 
+pytestmark = pytest.mark.slow
+
 FACTORY = "tests.client.models:made"
 
 
@@ -52,7 +54,6 @@ def test_optimize_shows_what_each_pass_did(fxlib: Run, service: str) -> None:
     assert "issue_call('ps0', 'fxlib.ps:lookup'" in ran.out
 
 
-@pytest.mark.slow
 def test_an_interrupt_leaves_the_job_s_id_and_what_to_do(tmp_path: Path) -> None:
     # A shell that runs tests in the background has interrupts ignored, which processes inherit.
     program = (

@@ -76,6 +76,7 @@ def test_an_address_that_is_none_is_refused_at_once(fxlib: Run, monkeypatch: pyt
     assert fxlib("capabilities").err.splitlines()[-1] == ran.err.splitlines()[-1].replace("jobs list", "capabilities")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments, meant",
     [
@@ -94,6 +95,7 @@ def test_an_error_names_what_was_probably_meant(arguments: list[str], meant: str
     assert ran.stderr.rstrip().endswith(f"Did you mean {meant}?")
 
 
+@pytest.mark.slow
 def test_serve_explains_all_of_its_options_once() -> None:
     command = [sys.executable, "-m", "fxlib.cli", "serve", "--help"]
     shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -109,6 +111,7 @@ def test_a_service_that_is_away_is_one_line_and_exit_code_1(fxlib: Run) -> None:
     assert ran.err == f"fxlib: the service at 127.0.0.1:1: not reached within 0.2 s. {way_out}\n"
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_torch() -> None:
     program = (
         "import sys\nfrom fxlib.cli import main\n"

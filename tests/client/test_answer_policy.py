@@ -532,6 +532,7 @@ except IndexError as error:
     assert "offsets of an embedding bag reach from 0 to" in printed(program, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_graph_that_takes_longer_than_the_deadline_is_refused_unread() -> None:
     captured = fxlib.capture(Clicks())
     graph = wire.encode(captured).graph

@@ -139,6 +139,7 @@ def test_code_that_only_the_launcher_has_is_told_before_the_upload(service: Scri
     assert nothing_was_sent(service)
 
 
+@pytest.mark.slow
 def test_of_a_hook_that_cannot_be_sent_the_reason_is_told(service: Scripted, client: Client) -> None:
     seen: list[Any] = []
     model = Local()
@@ -268,6 +269,7 @@ class Fetches(nn.Module):
         return feature_store.get(self.address, rows) + 1
 
 
+@pytest.mark.slow
 def test_a_registered_client_is_refused_only_where_no_worker_may_know_it(service: Scripted, client: Client) -> None:
     service.capabilities.workers.append(jobs_pb2.WorkerInfo(worker_id="w", torch_version=torch.__version__))
     described = Workload(batches=[torch.arange(4)], mode="forward")

@@ -16,6 +16,8 @@ from tests.client.scripted import RUNNING, SUCCEEDED, Scripted, event, serving
 from tests.shared.real_service import free_port
 from tests.shared.undisturbed import undisturbed
 
+pytestmark = pytest.mark.slow
+
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
 

@@ -48,6 +48,7 @@ def bare(address: str, secret: str = "") -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
+@pytest.mark.slow
 def test_one_user_s_service_and_launcher_meet_without_options(tmp_path: Path, folder: Path) -> None:
     with real_service(tmp_path) as address:
         port = int(address.rpartition(":")[2])
@@ -64,6 +65,7 @@ def test_one_user_s_service_and_launcher_meet_without_options(tmp_path: Path, fo
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_the_socket_the_port_is_met_with_the_token(tmp_path: Path, folder: Path) -> None:
     with real_service(tmp_path) as address:
         LocalService(folder=folder, port=int(address.rpartition(":")[2])).socket.unlink()
@@ -71,6 +73,7 @@ def test_without_the_socket_the_port_is_met_with_the_token(tmp_path: Path, folde
             assert client.jobs() == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_service_left_is_replaced_by_the_next_one(tmp_path: Path, folder: Path) -> None:
     with real_service(tmp_path) as address:
         pass
@@ -83,6 +86,7 @@ def test_what_a_killed_service_left_is_replaced_by_the_next_one(tmp_path: Path, 
         assert read_token(here.token) != "of one that was killed"
 
 
+@pytest.mark.slow
 def test_the_next_service_removes_what_killed_ones_left_long_ago(tmp_path: Path, folder: Path) -> None:
     with real_service(tmp_path) as address:
         dead, fresh = (LocalService(folder=folder, port=port) for port in (1, 2))
@@ -100,6 +104,7 @@ def test_the_next_service_removes_what_killed_ones_left_long_ago(tmp_path: Path,
             assert (folder / "notes.token").exists()
 
 
+@pytest.mark.slow
 def test_a_service_without_a_socket_asks_its_own_user_for_the_token(tmp_path: Path, folder: Path) -> None:
     with real_service(tmp_path, "--tcp-only") as address:
         here = LocalService(folder=folder, port=int(address.rpartition(":")[2]))
@@ -109,6 +114,7 @@ def test_a_service_without_a_socket_asks_its_own_user_for_the_token(tmp_path: Pa
             assert client.jobs() == []
 
 
+@pytest.mark.slow
 def test_a_folder_may_be_named_with_signs_that_mean_something_in_an_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +136,7 @@ def test_a_service_on_the_same_port_of_another_address_takes_nothing_over(tmp_pa
             assert client.jobs() == []
 
 
+@pytest.mark.slow
 def test_a_token_of_one_s_own_is_what_the_service_asks_for(tmp_path: Path) -> None:
     path = token_file(tmp_path, secret := new_token())
     with real_service(tmp_path, "--token-file", str(path)) as address:
@@ -143,6 +150,7 @@ def test_a_token_of_one_s_own_is_what_the_service_asks_for(tmp_path: Path) -> No
         assert caught.value.code == "UNAUTHENTICATED"
 
 
+@pytest.mark.slow
 def test_a_token_for_loopback_goes_through_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = token_file(tmp_path, new_token())
     with socket.create_server(("127.0.0.1", 0)) as proxy, real_service(tmp_path, "--token-file", str(path)) as address:
@@ -155,6 +163,7 @@ def test_a_token_for_loopback_goes_through_no_proxy(tmp_path: Path, monkeypatch:
             proxy.accept()
 
 
+@pytest.mark.slow
 def test_a_policy_s_client_uses_its_token_and_not_the_owner_s_socket(tmp_path: Path) -> None:
     path = token_file(tmp_path, token("ads"))
     with (
@@ -166,6 +175,7 @@ def test_a_policy_s_client_uses_its_token_and_not_the_owner_s_socket(tmp_path: P
     assert caught.value.code == "PERMISSION_DENIED"
 
 
+@pytest.mark.slow
 def test_tls_and_a_token_go_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files, path = certificates(tmp_path, "server"), token_file(tmp_path, new_token())
     options = ["--tls-cert", str(files.certificate), "--tls-key", str(files.key), "--token-file", str(path)]
@@ -176,6 +186,7 @@ def test_tls_and_a_token_go_together(tmp_path: Path, capfd: pytest.CaptureFixtur
         assert "UNAUTHENTICATED" not in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_with_certificates_alone_whoever_has_one_is_the_owner(tmp_path: Path) -> None:
     server, own = certificates(tmp_path, "server"), certificates(tmp_path, "client")
     options = ["--tls-cert", str(server.certificate), "--tls-key", str(server.key), "--client-ca", str(own.ca)]
@@ -232,6 +243,7 @@ def test_a_link_to_a_folder_is_not_followed(tmp_path: Path, folder: Path) -> Non
         make_folder()
 
 
+@pytest.mark.slow
 def test_a_token_of_somebody_else_s_never_goes_to_the_socket_that_makes_everybody_the_owner(
     tmp_path: Path, folder: Path
 ) -> None:

@@ -23,6 +23,8 @@ from fxlib.v1 import jobs_pb2, workers_pb2, workers_pb2_grpc
 from tests.client.models import Clicks, workload
 from tests.shared.real_service import adopt, real_service, scripted_worker
 
+pytestmark = pytest.mark.slow
+
 
 class Fetching:
     """Answers as `adopt` does, once it has read the batches; says so, as a worker does, where they are damaged."""

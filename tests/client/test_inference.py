@@ -20,6 +20,8 @@ from fxlib.utils.compare import relative_error
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def client(address: str) -> Iterator[Client]:

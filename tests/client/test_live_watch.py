@@ -326,6 +326,7 @@ def go_back_together() -> list[bool]:
     return ran
 
 
+@pytest.mark.slow
 def test_all_ranks_take_turns_and_go_back_at_the_same_steps() -> None:
     first, second = on_all_ranks(go_back_together)
     assert first == second
@@ -342,5 +343,6 @@ def end_early() -> bool:
         return live.figures.went_back
 
 
+@pytest.mark.slow
 def test_ranks_that_end_at_different_steps_wait_for_nobody() -> None:
     assert on_all_ranks(end_early) == [False, False]

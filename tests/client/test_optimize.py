@@ -186,6 +186,7 @@ def test_a_graph_without_the_gain_asked_for_is_not_used(
         assert ask(client, graph).module is graph
 
 
+@pytest.mark.slow
 def test_a_service_that_is_away_costs_a_warning_and_the_patience(graph: GraphModule) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -21,6 +21,8 @@ from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
 from tests.collectives.world import on_all_ranks
 
+pytestmark = pytest.mark.slow
+
 
 class Other(Clicks):
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

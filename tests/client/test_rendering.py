@@ -193,6 +193,7 @@ def test_a_time_beyond_all_reason_is_drawn_on_an_axis_that_ends(step_s: float) -
     assert drawn.count("<line") < 100
 
 
+@pytest.mark.slow
 def test_what_a_notebook_shows_is_a_bounded_page() -> None:
     many = replace(REPORT, calls=REPORT.calls * 5_000)
     shown = Result.of(many, module=nn.Identity(), job_id="17", cached=True)._repr_html_()

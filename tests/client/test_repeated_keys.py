@@ -20,6 +20,7 @@ def drawn(workload: fxlib.Workload) -> list[torch.Tensor]:
     return [batch.inputs[0] for batch in workload.drawn_batches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
 def test_as_many_keys_come_again_in_made_up_batches_as_in_real_ones(share: float) -> None:
     shared = round(share * 128)

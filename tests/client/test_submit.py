@@ -100,6 +100,7 @@ def test_another_module_keeps_its_place(service: Held, client: Client, graph: Gr
     assert handle.swap(wrapped) is wrapped  # said once
 
 
+@pytest.mark.slow
 def test_what_went_wrong_is_said_once_and_in_the_launcher_s_thread(client: Client, graph: GraphModule) -> None:
     handle = client.submit(graph, workload(), deadline_s=0.3)
     until_ready(handle)

@@ -12,6 +12,8 @@ from fxlib.errors import ServiceUnavailableError
 from tests.service.certificates import Files, certificates
 from tests.shared.real_service import real_service
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Files:

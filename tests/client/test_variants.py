@@ -176,6 +176,7 @@ def test_adopted_variants_run_in_the_module_of_the_answer_whatever_becomes_of_th
     assert "+200.0%" in str(result)
 
 
+@pytest.mark.slow
 def test_a_variant_with_gradients_that_is_not_adopted_runs_its_captured_graph_which_tracks_them(
     service: Scripted, client: Client
 ) -> None:
@@ -251,6 +252,7 @@ class Reducing(Clicks):
         return x
 
 
+@pytest.mark.slow
 def test_training_variants_make_the_collectives_of_the_models_own_step_or_are_declined() -> None:
     described = workload(variants=[bare()], trainers=2)
     prepared = prepare(fxlib.capture(Reducing(twice=False)), described, Question())

@@ -23,6 +23,7 @@ def test_random_programs_do_the_same_whichever_ranks_run_them_rewritten() -> Non
     assert kinds == {"Layers", "Counting", "Linear"}
 
 
+@pytest.mark.slow
 def test_what_no_trial_can_hold_is_every_rank_s_answer_with_its_reason_and_without_a_service() -> None:
     for reason, explanation, warned in on_all_ranks(refused):
         assert reason == "COLLECTIVES", explanation
@@ -30,6 +31,7 @@ def test_what_no_trial_can_hold_is_every_rank_s_answer_with_its_reason_and_witho
         assert not warned
 
 
+@pytest.mark.slow
 def test_gradients_add_up_without_the_other_ranks_where_the_program_says_so() -> None:
     (first, same), (second, again) = on_all_ranks(accumulated)
     assert first == same

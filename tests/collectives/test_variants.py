@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
@@ -72,6 +73,7 @@ def _bits(model: nn.Module, module: nn.Module) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_ranks_in_different_variants_at_one_step_train_as_the_original_does() -> None:
     for rank, (moved, equal, ran, original, expected, found) in enumerate(on_all_ranks(trained)):
         assert moved >= 2

@@ -152,6 +152,7 @@ def test_a_program_that_names_narrow_dtypes_has_a_reference() -> None:
     assert 0 < output.first_from_reference < 1e-6
 
 
+@pytest.mark.slow
 def test_copies_in_float64_take_as_long_as_the_model_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tensor's copy is handed all that was copied before it, and that holds no dtypes to widen."""
     seen = 0

@@ -194,6 +194,7 @@ def test_gradients_are_near_those_of_the_reference() -> None:
     assert all(0 <= (each.first_from_reference or 0) < 1e-5 for each in found.distances)
 
 
+@pytest.mark.slow
 def test_it_says_where_inputs_are_not_those_of_the_export() -> None:
     class Chooses(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

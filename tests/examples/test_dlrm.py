@@ -64,6 +64,7 @@ def test_original_and_rewritten_train_the_same_bits_on_trainer_and_servers() -> 
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_the_rewritten_forward_stands_still_for_less_than_half_the_time() -> None:
     graph = fxlib.capture(model())
     (batch, *_) = batches()

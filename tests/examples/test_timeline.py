@@ -7,12 +7,15 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fxlib
 from fxlib.render import chrome_trace, lanes, pack, page, svg
 from fxlib.spec.report import Report, Span, Timeline
+
+pytestmark = pytest.mark.slow
 
 TIMES = st.floats(0, 10, allow_nan=False)
 

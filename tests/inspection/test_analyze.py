@@ -88,6 +88,7 @@ def test_the_module_stays_as_it_was() -> None:
     assert all(node.meta["figures"] is analysis.nodes[node] for node in module.graph.nodes)
 
 
+@pytest.mark.slow
 def test_symbols_stay_symbols() -> None:
     analysis = analyze(fxlib.capture(Net()), [X], symbolic=True)
     size = figures_of(analysis, "second").tensors[0].shape[0]
@@ -96,6 +97,7 @@ def test_symbols_stay_symbols() -> None:
     assert analysis.flops == analyze(fxlib.capture(Net()), [X]).flops
 
 
+@pytest.mark.slow
 def test_an_export_keeps_the_sizes_that_it_declared_and_needs_no_inputs_without_any() -> None:
     sizes = ({0: torch.export.Dim("batch", min=2, max=64)},)
     dynamic = fxlib.capture(Net(), sample_inputs=[X], dynamic_shapes=sizes, how="export")

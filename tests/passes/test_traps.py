@@ -17,6 +17,8 @@ from tests.analysis.sketch import Sketch, names, schedule
 from tests.passes import shop
 from tests.shared.rpc_world import rpc_world
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:

@@ -123,11 +123,13 @@ def test_a_rewritten_module_reads_changed_rows_in_the_message_of_its_pushes() ->
         loop.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_steps_by_keys_are_the_plain_ones_bit_for_bit() -> None:
     loop = check_same(KEYS * 3)
     assert loop.taken > 0
 
 
+@pytest.mark.slow
 def test_bags_of_keys_are_read_again_where_any_of_their_keys_has_changed() -> None:
     check_same(
         [torch.tensor([[1, 2], [3, 4]]), torch.tensor([[5, 2], [6, 7]]), torch.tensor([[1, 7], [3, 4]])] * 2,
@@ -135,6 +137,7 @@ def test_bags_of_keys_are_read_again_where_any_of_their_keys_has_changed() -> No
     )
 
 
+@pytest.mark.slow
 def test_a_push_that_changes_all_rows_leaves_reads_behind_it() -> None:
     ways = [each.way for each in calls_ahead(captured(look_up_decayed))]
     assert ways == [Way.BEHIND_PUSH] * 2
@@ -143,12 +146,14 @@ def test_a_push_that_changes_all_rows_leaves_reads_behind_it() -> None:
     check_same(KEYS * 2, look_up_decayed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [torch.tensor([-1, 4, 5]), torch.tensor([3, 4, -5])], ids=["first", "last"])
 def test_negative_keys_are_read_behind_the_push(other: torch.Tensor) -> None:
     """They name rows from the end, under other numbers."""
     check_same([torch.tensor([999, 996, 995]), other, torch.tensor([995, 999, 0]), other] * 2)
 
 
+@pytest.mark.slow
 def test_keys_of_another_dtype_are_the_same_keys() -> None:
     check_same([each.to(dtype) for each, dtype in zip(KEYS, (torch.int64, torch.int32) * 2, strict=True)] * 2)
 
@@ -182,6 +187,7 @@ def push_totals(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
     push_rows(table, keys, gradient.expand(len(keys), 4))
 
 
+@pytest.mark.slow
 def test_a_result_with_other_rows_than_its_keys_is_not_put_together_and_told_of() -> None:
     with pytest.warns(FxlibWarning, match="are not those of its keys"):
         check_same(KEYS * 3, look_up_totals)
@@ -357,6 +363,7 @@ def test_a_recording_of_several_steps_shows_what_is_in_flight_for_a_later_one_an
     assert len([each for each in found.spans if each.kind == "push"]) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [look_up_rows, look_up_bags])
 def test_a_read_beside_pushes_that_are_left_in_flight_has_their_rows_again(
     function: Callable[..., torch.Tensor],

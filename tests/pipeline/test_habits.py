@@ -37,6 +37,8 @@ from tests.random_programs import simulation
 from tests.random_programs.simulation import World, simulated
 from tests.shared.forked import Module
 
+pytestmark = pytest.mark.slow
+
 PLACES = ("before the forward", "before the backward", "before the push", "behind the push")
 
 
@@ -117,7 +119,6 @@ def test_a_server_that_dies_ends_a_loop_without_pushes_at_the_first_batch_that_w
     assert all(map(torch.equal, found, outputs))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_the_process_of_a_server_ends_in_the_middle_of_a_loop(tmp_path: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "out"

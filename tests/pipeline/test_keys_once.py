@@ -14,6 +14,8 @@ from fxlib.spec.contract import contract_of
 from tests.pipeline.test_by_keys import KEYS, captured, check_same, no_delay, plain, trained
 from tests.random_programs.trainings import look_up_bags, look_up_momentum, look_up_rows
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["no_delay"]
 
 REPEATED = [

@@ -103,6 +103,7 @@ def interrupted(batch: torch.Tensor) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_what_another_tool_puts_over_the_watch_stays_and_the_next_pipeline_watches_again(
     module: CapturedModule,
 ) -> None:

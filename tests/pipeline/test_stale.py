@@ -25,6 +25,8 @@ from tests.random_programs import simulation
 from tests.random_programs.simulation import SERVERS, simulated
 from tests.shared.many import many
 
+pytestmark = pytest.mark.slow
+
 OWN = 1000.0
 """What a write of the loop adds to a server's count of pushes."""
 

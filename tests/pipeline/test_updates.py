@@ -55,6 +55,7 @@ def read_again() -> Iterator[list[int]]:
         yield found
 
 
+@pytest.mark.slow
 def test_steps_with_updates_are_the_plain_ones_bit_for_bit() -> None:
     with mock.patch.object(Rows, "updated", autospec=True, side_effect=Rows.updated) as updated:
         loop = check_same(KEYS * 4, look_up_momentum)
@@ -90,6 +91,7 @@ def test_changed_rows_cost_no_round_trip_from_the_second_push_on() -> None:
         loop.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_pushes_that_are_left_in_flight_are_updated_for_what_is_read_beside_them() -> None:
     batches = KEYS * 3
     expected, state = plain(batches, look_up_momentum)
@@ -124,6 +126,7 @@ def same(before_the_push: Callable[[int, torch.Tensor], object], batches: list[t
     return all(map(torch.equal, found, expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defer_pushes", [False, True])
 def test_a_write_of_the_loop_between_forward_and_push_has_rows_read_again(defer_pushes: bool) -> None:
     def own_push(place: int, keys: torch.Tensor) -> None:
@@ -173,12 +176,14 @@ def test_a_program_may_write_to_the_rows_that_it_was_given() -> None:
         assert not all(map(torch.equal, trained_on(module, fxlib.pipeline(batches, module)), expected))
 
 
+@pytest.mark.slow
 def test_a_trainer_that_computes_otherwise_reads_rows_again(read_again: list[int]) -> None:
     with mock.patch.object(by_keys, "numerics", return_value="another processor"):
         check_same(KEYS * 3, look_up_momentum)
     assert len(read_again) > 4
 
 
+@pytest.mark.slow
 def test_rows_are_read_without_their_state_from_where_a_server_cannot_tell_it(read_again: list[int]) -> None:
     with mock.patch.object(batch, "KnownRows", side_effect=ValueError("an older server")) as tried:
         check_same(KEYS * 3, look_up_momentum)
@@ -194,6 +199,7 @@ def another_kind(known: batch.KnownRows, table: str, keys: torch.Tensor, gradien
     return replace(known, rows=known.rows.double())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update, told", [(fails, "no update"), (another_kind, "rows of another kind")])
 def test_an_update_that_fails_is_told_of_and_rows_are_read_again(update: Any, told: str, read_again: list[int]) -> None:
     batches = [KEYS[0]] * 6
@@ -243,6 +249,7 @@ def push_to_all(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
         push_momentum(each, keys, gradient)
 
 
+@pytest.mark.slow
 def test_what_a_push_to_no_part_makes_of_other_parts_is_not_known(read_again: list[int]) -> None:
     check_same(KEYS * 3, look_up_shared)
     assert len(read_again) > 4

@@ -12,6 +12,7 @@ from fxlib.spec.profile import NodeProfile, Profile
 from tests.protocol import strategies as some
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(some.profiles)
 def test_what_is_written_is_what_is_read(tmp_path_factory: pytest.TempPathFactory, profile: Profile) -> None:

@@ -14,7 +14,7 @@ from fxlib.profiling import measure
 from fxlib.runtime.ops.record import current_recording
 from tests.profiling.clicks import Clicks, batch, digests
 
-pytestmark = pytest.mark.usefixtures("servers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("servers")]
 
 
 def test_pushes_that_a_step_makes_are_measured() -> None:

@@ -19,7 +19,7 @@ from tests.profiling.clicks import Clicks, batch, digests, workload, world
 from tests.runtime.graphs import Program
 from tests.shared.undisturbed import undisturbed
 
-pytestmark = pytest.mark.usefixtures("servers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("servers")]
 
 
 @pytest.fixture(scope="module")

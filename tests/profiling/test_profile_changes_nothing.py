@@ -16,7 +16,7 @@ from fxlib.runtime import CapturedModule
 from tests.profiling import remote_functions as far
 from tests.profiling.clicks import Clicks, batch, digests, workload
 
-pytestmark = pytest.mark.usefixtures("quick_servers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_servers")]
 
 
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+import pytest
 import torch
 from google.protobuf.message import Message
 from hypothesis import given, settings
@@ -14,6 +15,8 @@ from fxlib.spec.profile import Profile
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
 from tests.protocol import strategies as some
+
+pytestmark = pytest.mark.slow
 
 M = TypeVar("M", bound=Message)
 

@@ -55,6 +55,7 @@ def _scaled(factor: float) -> Rule:
     return Rule(lambda x: torch.exp(x) * factor, lambda x: factor * torch.exp(x), name="scaled")
 
 
+@pytest.mark.slow
 def test_a_rule_that_arrived_is_found_where_the_sent_one_is() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         return F.gelu(x) * 2.0 + torch.cat([x, x], dim=1)[:, :4] * y

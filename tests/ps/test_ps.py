@@ -196,6 +196,7 @@ def test_batched_forms_serve_what_the_single_calls_do() -> None:
         ps.lookup_many([(("t", INDICES), {}), (("t", torch.tensor([99])), {})])
 
 
+@pytest.mark.slow
 def test_of_calls_in_one_message_the_first_adds_a_service_time_that_is_paid_per_call() -> None:
     with rpc_world(server("sgd"), Server(name="ps1")):
         calls: list[batch.Call] = [(ps.lookup, ("t", INDICES), {})] * 20

@@ -5,6 +5,8 @@ import pytest
 from tests.random_programs.python_programs import check
 from tests.shared.many import many
 
+pytestmark = pytest.mark.slow
+
 TRACED, EXPORTED = 10, 5
 
 
@@ -20,7 +22,6 @@ def test_so_do_exported_ones(first: int) -> None:
         assert check(seed, export=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("export", [False, True], ids=["traced", "exported"])
 def test_most_programs_are_captured(export: bool) -> None:
     outcomes = [check(seed, export=export) for seed in range(300, 300 + many(20))]

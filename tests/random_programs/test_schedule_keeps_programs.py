@@ -23,6 +23,8 @@ from tests.random_programs.running import differences, outcome
 from tests.random_programs.simulation import simulated
 from tests.shared.many import many
 
+pytestmark = pytest.mark.slow
+
 ADVERSARIES = range(3)
 
 RARE = {"no MEMORY edges": 56, "no aliases": 61}
@@ -49,12 +51,10 @@ def test_a_scheduled_program_does_what_the_program_does(seed: int) -> None:
     check(seed)
 
 
-@pytest.mark.slow
 def test_many_scheduled_programs_do_what_the_programs_do_and_have_calls_that_move() -> None:
     assert sum(map(check, SEEDS)) > 3 * len(SEEDS)
 
 
-@pytest.mark.slow
 def test_random_programs_mean_the_same_whatever_the_adversary() -> None:
     """Else a difference would say nothing about the schedule."""
     for seed in range(30):
@@ -98,7 +98,6 @@ def _seeds_that_notice(bug: str) -> Iterator[int]:
             yield seed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_schedule_without_one_of_its_rules_is_caught(bug: str) -> None:
     with PLANTED[bug]():

@@ -111,6 +111,7 @@ def helped(rref: Any, x: torch.Tensor) -> torch.Tensor:
     return x.relu() + remote_method(Table.forward, rref, x)
 
 
+@pytest.mark.slow
 def test_of_a_method_called_through_a_helper_the_method_is_named() -> None:
     (found,) = undeclared(fxlib.capture(helped))
     assert found.functions == (f"{servers.NAME}:Table.forward",)

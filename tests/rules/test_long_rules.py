@@ -78,6 +78,7 @@ def test_as_many_steps_as_the_program_has_nodes(
     assert compared(2000) < 2.1 * compared(1000)
 
 
+@pytest.mark.slow
 def test_a_node_with_a_thousand_inputs_is_given_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 

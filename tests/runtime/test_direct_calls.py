@@ -93,6 +93,7 @@ def hooks_itself(x: torch.Tensor) -> torch.Tensor:
     return x + 0
 
 
+@pytest.mark.slow
 def test_a_leaf_that_gives_a_module_a_hook_while_the_forward_runs_is_heard() -> None:
     captured = fxlib.capture(model := HooksItself(), wrap=(hooks_itself,))
     plain = Net()

@@ -143,6 +143,7 @@ def test_modes_are_left_as_they_were_found(failing: Callable[..., object]) -> No
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.slow
 def test_the_next_forward_is_not_disturbed() -> None:
     program = Program("x")
     issue = program.issue("ps0", "slow", 1, 0.2)

@@ -134,6 +134,7 @@ def test_gradients_of_the_model_are_those_of_the_original_whichever_graph_ran() 
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.slow
 def test_the_least_used_graph_makes_room_for_a_new_one() -> None:
     module = with_variants()
     module(X)  # "no mask"
@@ -150,6 +151,7 @@ def test_the_least_used_graph_makes_room_for_a_new_one() -> None:
     assert len(fxlib.usage(module).graphs) == MAX_GRAPHS
 
 
+@pytest.mark.slow
 def test_a_graph_of_another_model_is_refused() -> None:
     module = with_variants()
     with pytest.raises(WorkloadError, match="another model"):

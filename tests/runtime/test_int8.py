@@ -58,6 +58,7 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
     assert apart <= (1.0 if found.dtype is torch.uint8 else 1e-5 * max(1.0, exact.abs().max().item()))
 
 
+@pytest.mark.slow
 @given(
     batch=st.sampled_from([(), (1,), (5,), (2, 3)]),
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
@@ -82,6 +83,7 @@ def test_a_linear_layer_is_exact(
     assert_close(found, finished(exact if bias is None else exact + bias.double(), *out, activation))
 
 
+@pytest.mark.slow
 @given(
     groups=st.sampled_from([1, 2]),
     channels=st.tuples(st.integers(1, 20), st.integers(1, 20)),
@@ -117,6 +119,7 @@ def test_a_convolution_is_exact(
     assert_close(found, finished(exact, *out, activation))
 
 
+@pytest.mark.slow
 @given(
     channels=st.tuples(st.integers(1, 20), st.integers(1, 20)),
     groups=st.sampled_from([1, 3]),
@@ -153,6 +156,7 @@ def test_a_convolution_with_a_sum_is_rounded_once(
     assert over.data_ptr() != other.data_ptr()
 
 
+@pytest.mark.slow
 @given(
     sides=st.tuples(st.integers(3, 9), st.integers(3, 9)),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -184,6 +188,7 @@ def test_a_pooling_has_the_largest_levels(
     assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.sampled_from([0, 77]), st.sampled_from([0, 90]), st.booleans(), st.integers(0, 3))
 def test_a_norm_is_rounded_once(channels: int, zero_point: int, out_zero_point: int, last: bool, batch: int) -> None:
     x, weight, bias = levels(batch, channels, 3, 5), figures(channels, 2) - 1.0, figures(channels, 3) - 1.0

@@ -20,7 +20,7 @@ from fxlib.runtime.guards import dict_entries
 from tests.runtime.gradients.pushing import log
 from tests.runtime.remote_functions import NAME, read
 
-pytestmark = pytest.mark.usefixtures("servers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("servers")]
 ROWS, X = torch.tensor([1, 2]), torch.linspace(-1, 1, 6).reshape(2, 3)
 CONTRACTS = {f"{NAME}:read": fxlib.Contract(reads=frozenset({"t"}), gradient=f"{NAME}:take_gradient")}
 THIS = sys.modules[__name__]

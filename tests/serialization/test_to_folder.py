@@ -202,6 +202,7 @@ class GivesSides(nn.Module):
         return Sides(x, x * 2 if x.shape[0] > 1 else x)
 
 
+@pytest.mark.slow
 def test_a_result_whose_class_cannot_be_written_is_named(tmp_path: Path_) -> None:
     with pytest.raises(WireError, match="a package cannot hold how it is nested"):
         fxlib.to_folder(fxlib.capture(GivesSides(), sample_inputs=[torch.ones(2)]), tmp_path / "sides")

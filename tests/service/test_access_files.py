@@ -24,6 +24,8 @@ from tests.service.principals import bearer, write_policy
 from tests.service.support import eventually, graph_bytes, ref, states, worker
 from tests.service.test_roles import Guarded, guarded, reason
 
+pytestmark = pytest.mark.slow
+
 SOON_S = 10.0
 _LIST = jobs_pb2.ListJobsRequest()
 

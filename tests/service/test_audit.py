@@ -33,6 +33,7 @@ def audit(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+@pytest.mark.slow
 async def test_each_call_is_one_line(tmp_path: Path, audit: pytest.LogCaptureFixture) -> None:
     async with guarded(tmp_path) as service:
         job = await service.submit("ads", fresh=True)
@@ -58,6 +59,7 @@ async def test_each_call_is_one_line(tmp_path: Path, audit: pytest.LogCaptureFix
     assert not any(token(name) in audit.text for name in ("ads", "viewer", "web"))
 
 
+@pytest.mark.slow
 async def test_a_job_s_lines_say_what_it_is_and_what_became_of_it(
     tmp_path: Path, audit: pytest.LogCaptureFixture
 ) -> None:
@@ -132,6 +134,7 @@ def test_the_service_s_own_log_has_a_line_for_each_job_and_each_refusal(tmp_path
     assert told[2][1]["why"].startswith("torch_version: ")
 
 
+@pytest.mark.slow
 async def test_callers_that_nobody_knows_write_few_lines(tmp_path: Path, audit: pytest.LogCaptureFixture) -> None:
     async with guarded(tmp_path) as service:
         for _ in range(100):
@@ -156,6 +159,7 @@ def test_lines_are_limited_by_the_second_and_the_others_counted() -> None:
     assert limiter.passes() == 1
 
 
+@pytest.mark.slow
 async def test_it_is_recorded_who_asked_and_whose_worker_measured(tmp_path: Path) -> None:
     async with guarded(tmp_path) as service:
         job = await service.submit("ads")
@@ -168,6 +172,7 @@ async def test_it_is_recorded_who_asked_and_whose_worker_measured(tmp_path: Path
         assert (cached.cached, cached.asked_by, cached.measured_by) == (True, "ads", "worker")
 
 
+@pytest.mark.slow
 def test_a_file_has_every_line_and_is_nobody_else_s(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     with (
@@ -182,6 +187,7 @@ def test_a_file_has_every_line_and_is_nobody_else_s(tmp_path: Path) -> None:
     assert (told["level"], told["call"]["code"]) == ("WARNING", "UNAUTHENTICATED")
 
 
+@pytest.mark.slow
 def test_callers_that_leave_in_the_middle_of_a_call_do_not_end_the_service(tmp_path: Path) -> None:
     with real_service(tmp_path) as address, grpc.insecure_channel(local(address)) as channel:
         jobs, blobs = jobs_pb2_grpc.OptimizerServiceStub(channel), blobs_pb2_grpc.BlobServiceStub(channel)
@@ -209,6 +215,7 @@ async def scraped(service: Guarded, who: str) -> tuple[int, str]:
     return await asyncio.to_thread(ask)
 
 
+@pytest.mark.slow
 async def test_metrics_name_models_to_operators_alone(tmp_path: Path) -> None:
     async with guarded(tmp_path) as service:
         await service.put("worker", graph_bytes())

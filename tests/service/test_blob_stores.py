@@ -182,6 +182,7 @@ def test_what_is_unused_is_found_and_deleted(store: BlobStore) -> None:
     assert store.read_all(blob()) == DATA
 
 
+@pytest.mark.slow
 def test_to_be_asked_for_is_a_use_that_no_deletion_comes_after(tmp_path: Path) -> None:
     store = FolderBlobStore(tmp_path)
     path = tmp_path / "blobs" / blob().sha256[:2] / blob().sha256

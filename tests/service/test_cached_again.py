@@ -15,6 +15,8 @@ from tests.service.principals import bearer
 from tests.service.support import answer, graph_bytes, ref, request
 from tests.service.test_roles import Guarded, guarded, reason
 
+pytestmark = pytest.mark.slow
+
 ASKED, ANSWERED = graph_bytes(3), graph_bytes(4)
 
 

@@ -105,6 +105,7 @@ def test_a_jump_while_the_service_was_down_makes_nothing_old(tmp_path: Path) -> 
     assert stamp < host.clock(tmp_path).before(3600.0)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_at_each_of_many_restarts_makes_nothing_old(tmp_path: Path) -> None:
     host = Host()
     host.clock(tmp_path)

@@ -112,6 +112,7 @@ async def test_more_than_a_share_counts_as_the_share() -> None:
         assert (held.amount, shared.held) == (5, 5)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 12), st.integers(0, 3), st.booleans()), max_size=40))
 def test_whatever_comes_and_goes_no_more_is_held_than_there_is(calls: list[tuple[str, int, int, bool]]) -> None:

@@ -27,6 +27,8 @@ from tests.service.support import fetch, ref, request
 from tests.service.test_roles import guarded, reason
 from tests.service.test_server import details, failure, serving
 
+pytestmark = pytest.mark.slow
+
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -158,7 +160,6 @@ def resident_mib() -> int:
     return psutil.Process().memory_info().rss // MIB
 
 
-@pytest.mark.slow
 async def test_nothing_of_a_large_request_stays_when_its_call_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -284,6 +284,7 @@ def test_no_more_is_forgotten_at_once_than_asked_for(store: JobStore) -> None:
     assert [store.forget(finished_before=11.0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
+@pytest.mark.slow
 def test_payloads_are_read_in_pages_whatever_was_forgotten(store: JobStore) -> None:
     first, second, third = (add(store, request=f"request {number}".encode()) for number in range(3))
     happen(store, first.id, claimed(), DONE, now=10.0)

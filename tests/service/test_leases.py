@@ -37,6 +37,7 @@ async def lose(core: Core, lease: workers_pb2.Lease) -> None:
     await core.dispatcher.expire([Lease(job_id=lease.job_id, token=lease.token, worker_id="w1")])
 
 
+@pytest.mark.slow
 async def test_a_silent_worker_loses_its_job_to_another() -> None:
     async with make_service(lease_s=300) as core:
         sweeper = asyncio.create_task(core.dispatcher.sweep())
@@ -104,6 +105,7 @@ async def test_a_worker_learns_that_its_job_was_cancelled() -> None:
         assert states([await get(core, job.id)]) == ["cancelled"]
 
 
+@pytest.mark.slow
 async def test_a_running_job_stays_with_its_worker_over_a_restart() -> None:
     store, blobs = MemoryJobStore(), MemoryBlobStore()
     async with make_service(store, blobs) as core:
@@ -115,6 +117,7 @@ async def test_a_running_job_stays_with_its_worker_over_a_restart() -> None:
         await complete(core, lease)
 
 
+@pytest.mark.slow
 async def test_a_running_job_whose_worker_died_with_the_service_is_claimed_again() -> None:
     store, blobs = MemoryJobStore(), MemoryBlobStore()
     async with make_service(store, blobs) as core:

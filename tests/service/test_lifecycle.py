@@ -199,6 +199,7 @@ INPUTS: st.SearchStrategy[Input] = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(INPUTS, max_size=30))
 def test_whatever_happens_a_history_counts_on_and_ends_once(inputs: list[Input]) -> None:
     job, finished = new(), 0

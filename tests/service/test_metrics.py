@@ -99,6 +99,7 @@ async def test_a_figure_leads_to_a_job() -> None:
             assert re.search(rf'^fxlib_{figure}\S+ 1.0 # \{{job_id="{job_id}"\}}', text, re.MULTILINE)
 
 
+@pytest.mark.slow
 async def test_no_client_makes_the_metrics_grow_without_bound() -> None:
     strange = answer()
     del strange.calls[:], strange.passes[:]

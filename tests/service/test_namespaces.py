@@ -10,6 +10,8 @@ from tests.service.principals import bearer
 from tests.service.support import answer, graph_bytes, ref, request
 from tests.service.test_roles import Guarded, guarded, reason
 
+pytestmark = pytest.mark.slow
+
 DATA = b"weights of the web" * 100
 
 

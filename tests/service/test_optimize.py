@@ -174,6 +174,7 @@ async def test_passes_and_recipes_are_listed() -> None:
         assert {name for recipe in told.recipes for name in recipe.passes} <= known
 
 
+@pytest.mark.slow
 async def test_a_restarted_service_knows_its_jobs_and_answers() -> None:
     store, blobs = MemoryJobStore(), MemoryBlobStore()
     async with make_service(store, blobs) as core:

@@ -42,6 +42,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str, str, float]:
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.slow
 async def test_stored_bytes_are_bounded_with_those_of_unfinished_uploads(tmp_path: Path) -> None:
     async with guarded(tmp_path, "[namespaces.ads]\nstored_bytes = 1000") as service:
         await service.put("ads", bytes(400))
@@ -54,6 +55,7 @@ async def test_stored_bytes_are_bounded_with_those_of_unfinished_uploads(tmp_pat
         await service.put("web", b"w" * 5000)
 
 
+@pytest.mark.slow
 async def test_uploads_that_are_open_count_as_large_as_they_were_announced(tmp_path: Path) -> None:
     async with guarded(tmp_path, "[quota]\nstored_bytes = 1000") as service:
         opened, go_on = asyncio.Event(), asyncio.Event()
@@ -74,6 +76,7 @@ async def test_uploads_that_are_open_count_as_large_as_they_were_announced(tmp_p
         assert (await uploading).committed_bytes == 900
 
 
+@pytest.mark.slow
 async def test_requests_in_flight_are_bounded(tmp_path: Path) -> None:
     async with guarded(tmp_path, "[quota]\nrequests_in_flight = 2") as service:
         job = await service.submit("ads", fresh=True)
@@ -95,6 +98,7 @@ async def test_requests_in_flight_are_bounded(tmp_path: Path) -> None:
                     break
 
 
+@pytest.mark.slow
 async def test_queued_jobs_are_bounded_by_namespace(tmp_path: Path) -> None:
     async with guarded(tmp_path, "[namespaces.ads]\nqueued_jobs = 1") as service:
         await service.submit("ads", fresh=True)
@@ -105,6 +109,7 @@ async def test_queued_jobs_are_bounded_by_namespace(tmp_path: Path) -> None:
         await service.submit("web", fresh=True)
 
 
+@pytest.mark.slow
 async def test_live_reports_are_bounded_by_namespace(tmp_path: Path) -> None:
     async with guarded(tmp_path, "[namespaces.ads]\nlive_reports_per_minute = 2") as service:
 
@@ -137,6 +142,7 @@ async def test_live_reports_may_come_again_once_a_minute_has_room(monkeypatch: p
     assert set(refusals) == {1.0}
 
 
+@pytest.mark.slow
 async def test_services_on_one_database_count_open_calls_and_live_reports_together(
     postgres: Postgres, tmp_path: Path
 ) -> None:
@@ -215,6 +221,7 @@ def test_a_live_report_that_has_to_wait_is_told_for_how_long(postgres: Postgres)
     store.close()
 
 
+@pytest.mark.slow
 async def test_a_trial_larger_than_the_quota_is_refused_by_its_fields(tmp_path: Path) -> None:
     async with guarded(tmp_path, "[quota]\ntrial_seconds = 90.5\ntrial_processes = 1") as service:
         await service.submit("ads", fresh=True)

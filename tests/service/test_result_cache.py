@@ -204,6 +204,7 @@ def shuffled(seed: int, rows: int = 1000, size: int = 64) -> list[object]:
     ]
 
 
+@pytest.mark.slow
 def test_batches_that_are_shuffled_anew_at_each_start_have_one_key() -> None:
     keys = [key_of(shuffled(seed)) for seed in range(40)]
     assert max(keys.count(each) for each in keys) >= 38

@@ -20,6 +20,8 @@ from fxlib_service.server import Server
 from tests.service.principals import bearer, write_policy
 from tests.service.support import answer, graph_bytes, ref, request, worker
 
+pytestmark = pytest.mark.slow
+
 FAILURE = jobs_pb2.JobFailure(code="FORGED")
 ANYWHERE = Address(host="127.0.0.1", port=0)
 CALLERS = ("ads", "ads-viewer", "viewer", "worker", "operator", "", "stranger")

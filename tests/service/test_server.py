@@ -35,6 +35,8 @@ from fxlib_service.stores.base import Stats
 from tests.service.memory_job_store import MemoryJobStore
 from tests.service.support import Process, eventually, fetch, graph_bytes, local, make_service, ref, request, worker
 
+pytestmark = pytest.mark.slow
+
 ANYWHERE = Address(host="127.0.0.1", port=0)
 UNARY = [
     "OptimizerService/Optimize",
@@ -330,7 +332,6 @@ def ask(address: str, path: str, method: str = "GET") -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-@pytest.mark.slow
 def test_probes_and_metrics_have_paths_of_their_own_and_nothing_else_is_there(tmp_path: Path) -> None:
     service = Process(tmp_path)
     try:

@@ -24,6 +24,8 @@ from tests.service.leasing import leased, report
 from tests.service.postgres import Postgres
 from tests.service.support import claim, complete, eventually, get, make_service, states, submit, worker
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def url(postgres: Postgres) -> str:

@@ -30,6 +30,8 @@ from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
 from tests.service.memory_job_store import MemoryJobStore
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_database_keeps_what_was_stored_and_goes_on_counting(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
@@ -233,7 +235,6 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(STEPS)
 def test_both_stores_answer_alike_whatever_happens(

@@ -22,6 +22,8 @@ from tests.service.principals import bearer, write_policy
 from tests.service.support import fetch, worker
 from tests.service.test_roles import reason
 
+pytestmark = pytest.mark.slow
+
 ANYWHERE = Address(host="127.0.0.1", port=0)
 BY_CERTIFICATE = """
 [principals.certified-worker]

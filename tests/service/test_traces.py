@@ -12,6 +12,8 @@ from tests.service.support import claim, make_service, request, submit, work
 from tests.service.test_roles import guarded
 from tests.shared.collector import attributes, collecting
 
+pytestmark = pytest.mark.slow
+
 FIRST = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECOND = "00-11111111111111111111111111111111-2222222222222222-01"
 

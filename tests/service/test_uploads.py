@@ -123,6 +123,7 @@ async def again_and_again(message: blobs_pb2.WriteRequest) -> AsyncIterator[blob
         yield message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [b"", DATA[1:1000]])
 async def test_who_sends_nothing_new_is_ended_and_delays_nobody(data: bytes) -> None:
     async with make_service(limits=Limits(upload_idle_s=2.0)) as core:

@@ -95,6 +95,7 @@ async def test_a_slow_watcher_misses_nothing() -> None:
         assert seen == list(range(1, 704))
 
 
+@pytest.mark.slow
 async def test_live_events_are_told_without_reading_the_store() -> None:
     async with make_service() as core:
         job = await submit(core)

@@ -11,6 +11,8 @@ from fxlib_service.errors import Code, ServiceError
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.support import claim, make_service, worker
 
+pytestmark = pytest.mark.slow
+
 LONG = ["m" * 200] * 300
 """Names of modules that take nearly as much as a worker may say."""
 

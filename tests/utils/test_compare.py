@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fxlib.utils.compare import relative_error
 
 
+@pytest.mark.slow
 @given(values=st.lists(st.floats(width=32), min_size=1, max_size=8))
 def test_the_same_values_are_no_distance_apart_whatever_they_are(values: list[float]) -> None:
     tensor = torch.tensor(values)

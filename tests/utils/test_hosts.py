@@ -52,6 +52,7 @@ def namespaces() -> str:
     return subprocess.run(["ip", "netns"], check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_the_line_has_the_delay_and_the_rate() -> None:
     with two_hosts(delay_s=0.02, bytes_per_s=4e6) as hosts:
         one, many = seconds(hosts)
@@ -63,6 +64,7 @@ def test_the_line_has_the_delay_and_the_rate() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_a_killed_test_left_is_taken_down() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -148,6 +149,7 @@ def scalar(field: FieldDescriptor, rng: random.Random) -> Any:
     return rng.choice(kinds.get(field.type, NUMBERS))
 
 
+@pytest.mark.slow
 def test_damaged_bytes_decode_or_are_refused() -> None:
     rng = random.Random(1)
     for encoded in seeds():
@@ -158,6 +160,7 @@ def test_damaged_bytes_decode_or_are_refused() -> None:
             attempt(damage_bytes(data, rng), encoded)
 
 
+@pytest.mark.slow
 def test_damaged_fields_decode_or_are_refused() -> None:
     rng = random.Random(2)
     for encoded in seeds():

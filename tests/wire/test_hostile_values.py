@@ -150,6 +150,7 @@ def test_data_attributes_and_fields_of_results_come_back_and_are_read() -> None:
     assert wire.encode(decoded).graph == wire.encode(module).graph
 
 
+@pytest.mark.slow
 def test_many_slots_and_many_nodes_are_checked_in_time_that_grows_with_their_sum() -> None:
     graph = message(lambda graph, x: graph.get_attr("a0"), holding(a0=1))
     body, nodes = graph.modules[0], graph.modules[0].graph.nodes
@@ -171,6 +172,7 @@ def test_a_path_of_a_megabyte_is_refused() -> None:
     assert "too long" in str(refusal(graph))
 
 
+@pytest.mark.slow
 def test_calls_that_double_at_each_level_are_refused() -> None:
     module: GraphModule = graph_of(lambda graph, x: x)
     for _ in range(25):
@@ -228,6 +230,7 @@ def condition_of(graph: pb.Graph) -> pb.Values:
     return condition
 
 
+@pytest.mark.slow
 def test_an_expression_has_so_many_parts_at_most() -> None:
     graph = sent()
     condition = condition_of(graph)
@@ -238,6 +241,7 @@ def test_an_expression_has_so_many_parts_at_most() -> None:
         wire.decode(graph)
 
 
+@pytest.mark.slow
 def test_an_expression_that_divides_by_zero_holds_for_no_input() -> None:
     graph = sent()
     condition = condition_of(graph)

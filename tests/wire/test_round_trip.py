@@ -224,6 +224,7 @@ def test_pytree_inputs_and_outputs_come_back() -> None:
     assert decoded({"a": 1, "b": 2}, (3, 4)) == module({"a": 1, "b": 2}, (3, 4)) == {"sum": 4, "all": [2, (4,)]}
 
 
+@pytest.mark.slow
 def test_an_exported_module_comes_back() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -151,6 +151,7 @@ def test_modules_and_arguments_with_numbers_of_numpy_are_captured_sent_and_run_a
     assert type(vars(alone.get_submodule("rows"))["num_embeddings"]) is int
 
 
+@pytest.mark.slow
 def test_an_export_takes_them_too() -> None:
     model, rows = Sized(), torch.randint(10, (5, 3))
     captured = fxlib.capture(model, sample_inputs=[rows], how="export")

@@ -25,6 +25,8 @@ from fxlib_workers.service_client import Check, ServiceClient
 from tests.workers.cases import Lookups, lookup_workload, request
 from tests.workers.process.contained import everything
 
+pytestmark = pytest.mark.slow
+
 
 class FakeService:
     """A service that has blobs, and records answers."""

@@ -64,6 +64,7 @@ def test_holm_multiplies_the_smallest_value_by_the_number_of_all() -> None:
     assert holm([]) == []
 
 
+@pytest.mark.slow
 def test_equal_runs_of_many_models_seldom_have_a_regression() -> None:
     drawn = random.Random(7)
     false = 0

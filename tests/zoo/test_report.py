@@ -20,6 +20,8 @@ from tests.dashboard.browser import MISSING, chromium, look_for_strangers, until
 from tests.dashboard.support import HOSTILE as NAME
 from tests.dashboard.support import RIGHT_TO_LEFT, STEERING
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = NAME + STEERING
 
 
@@ -122,7 +124,6 @@ def test_a_disk_that_is_full_leaves_an_index_that_names_no_missing_page(
     assert not (site / "index.html").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=MISSING or "all is there")
 def test_a_browser_filters_and_sorts_the_leaderboard_and_runs_no_script_but_ours(tmp_path: Path) -> None:
     failed = Row(name=HOSTILE, state="failed", failure=HOSTILE, explanation=HOSTILE, recipe=HOSTILE, job_id=HOSTILE)

@@ -95,6 +95,7 @@ def test_it_keeps_its_order_with_others_and_with_collectives() -> None:
     assert order.index("slow") < order.index("fast") < order.index("reduced")
 
 
+@pytest.mark.slow
 def test_random_numbers_are_drawn_in_the_program_s_order() -> None:
     program = Sketch("x", "ids", root=root(part=wrapped(fxlib.capture(Local(torch.rand_like)))))
     x, ids = program.inputs

@@ -128,6 +128,7 @@ def test_answers_that_nobody_timed_are_waited_for_as_the_program_needs_them() ->
     assert order[2:] == ["early", "used", "late", "both"]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_schedule_is_not_predicted_to_be_slower_than_the_program(seed: int) -> None:
@@ -211,6 +212,7 @@ def test_a_schedule_holds_no_more_memory_than_the_limit_allows(extra: int) -> No
         assert scheduled > program
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), extra=st.sampled_from([0, 500, 3000]))
 def test_no_schedule_of_a_random_program_holds_more_memory_than_the_limit_allows(seed: int, extra: int) -> None:
@@ -237,6 +239,7 @@ def test_limits_are_set_once_however_often_a_program_is_scheduled() -> None:
     assert [node.args for node in graph.find_nodes(op="call_function", target=limit_in_flight)] == [(2, None)]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_schedule_does_not_depend_on_nodes_that_came_and_went(seed: int) -> None:

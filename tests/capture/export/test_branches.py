@@ -49,6 +49,7 @@ def test_what_was_decided_by_a_mask_is_asked_again_at_each_call() -> None:
             assert torch.equal(module(x, torch.ones(2, 3, dtype=torch.int64)), x * 2)
 
 
+@pytest.mark.slow
 def test_a_graph_alone_refuses_values_that_decide_otherwise() -> None:
     alone = wire.decode(wire.encode(_masked()).graph)
     with pytest.raises(CaptureError, match="the values of arguments answer"):
@@ -74,6 +75,7 @@ def _questions_of(graph: pb.Graph) -> pb.ValueCondition:
     return graph.modules[-1].graph.pytree.guards.values[0]
 
 
+@pytest.mark.slow
 def test_questions_of_values_are_bounded_and_of_listed_operators() -> None:
     graph = wire.encode(_masked()).graph
     _questions_of(graph).steps[0].operator = "aten::from_file"

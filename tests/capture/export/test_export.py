@@ -15,6 +15,8 @@ from fxlib import wire
 from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
 
+pytestmark = pytest.mark.slow
+
 
 class Decides(nn.Module):
     """Goes one way or the other by a size, with blocks, constants, tied weights, statistics, and writes in place."""

@@ -20,7 +20,7 @@ from fxlib.runtime import ops
 from tests.capture import servers
 from tests.capture.checks import assert_same, targets
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("world")]
 ROWS = torch.arange(6)
 EMBEDDED = fxlib.Contract(reads=frozenset({"parameters"}), returns=lambda rows: torch.empty(len(rows), 3))
 

@@ -178,6 +178,7 @@ def _casts(x: Tensor) -> Tensor:
     return (x @ x.t()).float() + 1
 
 
+@pytest.mark.slow
 def test_autocast_around_the_forward_is_part_of_the_capture() -> None:
     outside = _export(_casts, X)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -215,6 +216,7 @@ def test_sparse_and_conjugated_inputs_are_refused() -> None:
         _there(captured)(torch.zeros(3, dtype=torch.complex64).conj())
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_attention_that_a_run_computes_in_a_fused_kernel_is_not_exported() -> None:
     layer = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)).eval()
@@ -236,6 +238,7 @@ def _swapped(pair: Pair) -> Pair:
     return Pair(pair.right, pair.left + 1)
 
 
+@pytest.mark.slow
 def test_named_tuples_go_in_and_come_back() -> None:
     captured = _export(_swapped, Pair(X, X + 1))
     bound = wire.decode(wire.encode(captured).graph, root=captured)
@@ -358,6 +361,7 @@ def test_a_weight_that_a_hook_computes_is_refused() -> None:
     assert model[0].weight is weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
 def test_recurrent_modules_rebuild_lists_of_their_own(kind: Callable[[int, int], nn.RNNBase]) -> None:
     model = kind(4, 4)

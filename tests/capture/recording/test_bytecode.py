@@ -48,6 +48,7 @@ def table_of(code: types.CodeType) -> Any:
     return list(dis._parse_exception_table(code))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_code_that_is_read_and_assembled_again_is_what_it_was() -> None:
     codes = list(library())
     for code in codes:

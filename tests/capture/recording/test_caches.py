@@ -37,6 +37,7 @@ def test_a_helper_that_caches_what_it_makes_is_left_clean(run: Run, how: str) ->
     assert torch.equal(model(X), model(X))
 
 
+@pytest.mark.slow
 @HOW
 def test_each_run_asks_a_cache_as_often_as_the_program_does(how: str) -> None:
     @functools.lru_cache(maxsize=2)

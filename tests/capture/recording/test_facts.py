@@ -237,6 +237,7 @@ def _as_it_was() -> Any:
 NOT_EXPORTED = {"a gradient that was there"}
 
 
+@pytest.mark.slow
 @HOW
 @pytest.mark.parametrize("fact", FACTS)
 def test_a_fact_that_changes_after_the_capture_makes_the_original_run(fact: str, how: str) -> None:
@@ -285,6 +286,7 @@ def test_what_is_only_counted_may_hold_other_things(kind: str) -> None:
     assert torch.equal(module(X), model(X))
 
 
+@pytest.mark.slow
 def test_a_large_container_that_each_run_would_compare_is_warned_of_with_its_line() -> None:
     model: Any = Model(lambda m, x: x * sum(m.large))
     model.large = [1.0] * 30_000

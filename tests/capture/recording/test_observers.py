@@ -50,6 +50,7 @@ def hook_in(package: str) -> FunctionType:
     return FunctionType(hook.__code__.replace(co_filename="<string>"), {"__name__": package, "SCALE": dict(SCALE)})
 
 
+@pytest.mark.slow
 def test_a_function_is_found_whose_code_equals_that_of_others_which_are_not_the_users() -> None:
     hooks = [hook_in("mine"), *(hook_in("torch.made") for _ in range(7))]
     handles = [torchs.register_module_forward_hook(each) for each in hooks]

@@ -91,6 +91,7 @@ def test_a_model_is_left_as_it_was() -> None:
     assert model.__dict__ == before
 
 
+@pytest.mark.slow
 def test_captures_of_two_threads_do_not_meet() -> None:
     def capture(name: str) -> None:
         for _ in range(5):

@@ -162,6 +162,7 @@ def test_what_cannot_be_traced_stays_whole_and_says_why(make: Callable[[], nn.Mo
     assert (WHOLE in whole.meta) == (why is not None)
 
 
+@pytest.mark.slow
 def test_a_hook_that_was_frozen_is_seen_to_count(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(0)
     hook = hooked(lambda each: each.register_forward_hook(counts))
@@ -192,6 +193,7 @@ def test_another_hook_or_parametrization_runs_the_original() -> None:
     assert sum(fxlib.usage(captured).original.values()) == 2
 
 
+@pytest.mark.slow
 def test_what_a_hook_reads_is_watched() -> None:
     factor = [2.0]
     model = nn.Sequential(nn.Linear(4, 4))

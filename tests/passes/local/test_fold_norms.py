@@ -366,6 +366,7 @@ def test_what_cannot_be_folded_is_left_alone_and_says_why(case: str) -> None:
             assert torch.equal(rewrite.module(inputs), model(inputs))
 
 
+@pytest.mark.slow
 def test_a_program_that_records_gradients_by_itself_keeps_them() -> None:
     model = made(Recording())
     with torch.no_grad():

@@ -21,6 +21,8 @@ from fxlib.recipes.recipes import PlanningRequest, Rewrite
 from fxlib.utils.compare import relative_error
 from tests.models.nets import called, changes, graph_runs, made
 
+pytestmark = pytest.mark.slow
+
 CHANNELS = 16
 
 

@@ -168,6 +168,7 @@ def test_a_result_that_leaves_the_module_has_its_strides() -> None:
         assert_near(model, quantized(model, recipe=recipe), rows(2, 64 * 25).reshape(2, 64, 5, 5))
 
 
+@pytest.mark.slow
 def test_layers_that_move_the_results_too_far_stay_in_float() -> None:
     model = made(Net())
     free = quantized(model, STEPS)
@@ -390,6 +391,7 @@ class Shared(nn.Module):
         return self.last(self.middle(100.0 * self.middle(self.first(x).relu())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [None, 0.02])
 @pytest.mark.parametrize("model", [Net, Shared])
 def test_ranges_that_were_taken_elsewhere_make_the_same_module(model: type[nn.Module], bound: float | None) -> None:

@@ -289,6 +289,7 @@ def check_model(model: nn.Module, *inputs: torch.Tensor) -> None:
         assert all(torch.equal(one, other) for one, other in zip(expected, results(ours, given), strict=True))
 
 
+@pytest.mark.slow
 def test_a_transformer_layer_reuses_no_less_than_torch() -> None:
     check_model(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 5, 16))
 

@@ -192,6 +192,7 @@ def check(module: GraphModule) -> None:
     assert all(right or not before[2].get(name, True) for name, right in after[2].items())
 
 
+@pytest.mark.slow
 @settings(max_examples=many(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs())
 def test_a_program_of_turned_parts_gives_the_same_bits_in_the_same_strides(module: GraphModule) -> None:

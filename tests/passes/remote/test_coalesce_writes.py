@@ -94,6 +94,7 @@ def test_a_message_carries_no_more_than_its_limit() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work_s, expected", [(1e-5, [["a", "b"]]), (0.01, [])])
 def test_a_write_that_work_could_hide_does_not_wait_for_the_next(work_s: float, expected: list[list[str]]) -> None:
     program = Sketch("x", "y")

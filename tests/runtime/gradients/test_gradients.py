@@ -261,6 +261,7 @@ def gradients_of_a_random_program(seed: int, *, in_one_node: bool) -> list[Any]:
     return [each if each is None else (each.stride(), each.numpy().tobytes()) for each in gradients]
 
 
+@pytest.mark.slow
 def test_tensors_that_share_a_node_take_the_gradients_that_each_takes_alone() -> None:
     arrived = 0
     for seed in range(150):

@@ -230,6 +230,7 @@ def test_what_the_original_issues_itself_is_not_silently_missing() -> None:
         push_gradients(captured)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_gone_is_forgotten() -> None:
     model = refused(Weighs())
     gone = weakref.ref(model)

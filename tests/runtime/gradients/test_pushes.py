@@ -47,6 +47,7 @@ def test_a_message_of_one_is_a_plain_call() -> None:
     assert [function.__name__ for _, function in sent] == ["take_gradient"]
 
 
+@pytest.mark.slow
 def test_gradients_of_different_parts_of_a_servers_state_are_taken_side_by_side() -> None:
     one_after_another = model(*(("ps0", "take_slowly", name) for name in "abcab"))
     side_by_side = model(*(("ps0", "take_parts_slowly", name) for name in "abcab"))

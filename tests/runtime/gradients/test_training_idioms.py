@@ -17,6 +17,8 @@ from tests.runtime.by_hand import SERVERS, TABLES, ByHand, Clicks
 from tests.runtime.remote_functions import read_log, read_shared
 from tests.shared.rpc_world import rpc_world
 
+pytestmark = pytest.mark.slow
+
 Drop = Callable[[], None]
 
 

@@ -104,6 +104,7 @@ def test_what_the_forward_does_not_read_may_change() -> None:
     assert graph_runs(module, X)
 
 
+@pytest.mark.slow
 def test_a_hook_that_was_there_may_stay_but_not_leave() -> None:
     model = Model()
     handle = model.block.linear.register_forward_hook(lambda *_: X)

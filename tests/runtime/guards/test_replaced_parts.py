@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 import fxlib
 
+pytestmark = pytest.mark.slow
+
 X = torch.randn(3, 4)
 
 

@@ -138,6 +138,7 @@ def test_a_program_that_fails_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> 
     assert not refused_by
 
 
+@pytest.mark.slow
 def test_a_batch_is_in_flight_until_it_is_answered() -> None:
     batch = issue_batch("ps0", (call("slow", 1.0), call("slow", 1.0)), 30.0, None)
     assert DEADLINES.deadline("ps0", 1.0) == 61.0

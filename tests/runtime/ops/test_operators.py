@@ -109,12 +109,14 @@ def test_fetching_raises_the_error_of_the_creation() -> None:
         wait(issue_fetch(rref, None))
 
 
+@pytest.mark.slow
 def test_a_blocking_call_keeps_its_own_timeout() -> None:
     for result in both("ps0", f"{NAME}:slow", X, 2.0, timeout=0.2):
         assert result[0] is RuntimeError
         assert "timeout" in result[1]
 
 
+@pytest.mark.slow
 def test_calls_issued_together_have_the_time_that_they_would_have_had_one_by_one() -> None:
     # 40 calls of 0.8 s on 16 threads: the last ends after 2.4 s, above the 2 s that each is given.
     futures = [issue_call("ps0", f"{NAME}:slow", (i, 0.8), {}, 2.0) for i in range(40)]

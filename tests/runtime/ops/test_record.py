@@ -44,6 +44,7 @@ def test_blocking_calls_are_exposed_for_as_long_as_they_take() -> None:
     assert sum(exposed.values()) <= recording.timeline.step_s
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("servers")
 def test_issued_calls_overlap_and_expose_only_their_waits() -> None:
     program = Program("x")

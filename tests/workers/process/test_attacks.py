@@ -25,6 +25,8 @@ import pytest
 from fxlib_workers.process.probe import Available, Level
 from tests.workers.process.contained import NOBODY, ChildFailedError, everything, host, run, unprivileged_host
 
+pytestmark = pytest.mark.slow
+
 seccomp = pytest.importorskip("pyseccomp")
 
 LIBC = ctypes.CDLL(None, use_errno=True)

@@ -54,6 +54,7 @@ def test_memory_is_bounded_for_all_processes_together() -> None:
     assert not any(folder.exists() for folder in group.folders)
 
 
+@pytest.mark.slow
 def test_threads_and_processes_are_bounded_for_all_together() -> None:
     with job_cgroup(256 * MIB, 40) as group:
         with pytest.raises(ChildFailedError, match="can't start new thread"):

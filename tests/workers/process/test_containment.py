@@ -57,6 +57,7 @@ def test_no_file_of_the_host_is_there(tmp_path: Path) -> None:
     assert (own / "answer").read_text() == "42"
 
 
+@pytest.mark.slow
 @isolated
 def test_nothing_answers_on_the_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, hold_network() as network:

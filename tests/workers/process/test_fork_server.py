@@ -17,6 +17,8 @@ from fxlib_workers.process.child import CHANNEL, python, search_path
 from fxlib_workers.process.containment import Containment
 from fxlib_workers.process.forking import SINGLE_THREADED
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 60.0
 NOTHING = Containment(parts=frozenset()).dumps()
 

@@ -55,6 +55,7 @@ def test_a_trial_runs_alone(path: Path) -> None:
     assert not waits(HostLock(path), "measuring")
 
 
+@pytest.mark.slow
 def test_who_waits_gets_its_turn(path: Path) -> None:
     done = threading.Event()
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import errno, resource, sys, threading
 from pathlib import Path
@@ -31,5 +33,6 @@ assert resource.getrlimit(resource.RLIMIT_FSIZE) == (1000, 1000)
 """
 
 
+@pytest.mark.slow
 def test_files_and_processes_are_limited_for_good_and_threads_still_start(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path / "file")], check=True, cwd=Path(__file__).parents[3])

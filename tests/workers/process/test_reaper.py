@@ -16,6 +16,8 @@ import pytest
 from fxlib_workers.process.child import Child, ChildEndedError
 from tests.workers.cases import alive
 
+pytestmark = pytest.mark.slow
+
 BREED = "tests.workers.orphaning_child"
 
 

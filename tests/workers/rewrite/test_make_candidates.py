@@ -257,6 +257,7 @@ def test_a_folder_without_drafts_has_none(tmp_path: Path) -> None:
     assert folder.candidates() == ()
 
 
+@pytest.mark.slow
 def test_a_draft_brings_the_values_that_the_original_has_not_and_no_other() -> None:
     original = fxlib.capture(ConvNet())
     found = make_candidates(original, recipes.get("inference"), images(), None).ranked
@@ -293,6 +294,7 @@ def auto(model: nn.Module, workload: Workload, **options: Any) -> tuple[list[str
     return [each.name for each in made.ranked], {each.name: each.verdict for each in rows}
 
 
+@pytest.mark.slow
 def test_auto_makes_what_the_request_allows_and_says_what_it_does_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fxlib_workers.rewrite.make_candidates.instructions", lambda: ("amx_bf16", "avx2"))
     with torch.no_grad():
@@ -326,6 +328,7 @@ class Wide(nn.Module):
         return self.layers(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "has, first",
     [(("avx512_vnni", "avx512_bf16"), "int8"), (("avx512_bf16",), "int8"), (("amx_bf16", "amx_int8"), "int8")],

@@ -27,6 +27,8 @@ from tests.capture import feature_store
 from tests.workers.cases import Lookups, lookup_workload, request
 from tests.workers.process.contained import everything, host
 
+pytestmark = pytest.mark.slow
+
 _APPEARS_S = 30.0
 
 
@@ -200,7 +202,6 @@ def test_a_process_that_was_killed_from_outside_is_started_again(forker: Forker,
     assert not rewriting()
 
 
-@pytest.mark.slow
 def test_a_fork_server_that_was_killed_is_started_again_with_the_rewrite(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
     killed: list[int] = []

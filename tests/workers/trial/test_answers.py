@@ -121,6 +121,7 @@ def test_what_has_not_the_form_of_an_answer_is_malformed(method: str, message: s
         read_answer(method, message.encode())
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(FORMS)), st.sampled_from(["answer", "raised", "failed"]), JSON)
 def test_nothing_but_an_answer_or_a_refusal_comes_of_any_message(method: str, kind: str, value: object) -> None:
     try:

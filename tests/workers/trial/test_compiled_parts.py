@@ -25,6 +25,8 @@ from fxlib_workers.trial.compiled_parts import leave_parts, time_parts, without_
 from fxlib_workers.trial.driver import TrialDriver
 from tests.workers.cases import candidate_of, request
 
+pytestmark = pytest.mark.slow
+
 
 class Uneven:
     """A compiler that is fast at sines, slow at cosines, and cannot do tangents."""

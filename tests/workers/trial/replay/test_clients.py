@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -62,6 +63,7 @@ def test_different_texts_have_different_names(one: str, other: str) -> None:
     assert (worker_name(one) == worker_name(other)) == (one == other)
 
 
+@pytest.mark.slow
 @given(st.from_regex(r"client:[A-Za-z0-9_:-]{0,119}", fullmatch=True))
 @example("client::110000:")  # beyond the last character
 @example("client::d800:")  # half of a surrogate pair, which no message holds

@@ -117,6 +117,7 @@ def test_the_same_times_are_drawn_again_after_a_reset() -> None:
     assert [made._draw("g", spread) for _ in range(50)] != first
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 60), min_size=1, max_size=12).map(sorted), st.floats(0, 1))
 def test_times_lie_between_the_quantiles(quantiles: list[float], share: float) -> None:
     spread = Spread(quantiles=tuple(quantiles))

@@ -103,6 +103,7 @@ LEAVES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)))
 def test_leaves_come_in_order_and_their_bytes_add_up(result: Result) -> None:
     def walk(each: Result) -> list[object]:

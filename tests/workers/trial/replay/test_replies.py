@@ -43,6 +43,7 @@ def test_integers_are_rows_of_any_table_with_two() -> None:
     assert set(made.tolist()) == {0, 1}
 
 
+@pytest.mark.slow
 def test_integers_of_thousands_of_seeds_differ() -> None:
     shape = TensorShape(shape=(64,), dtype=torch.int64, requires_grad=False)
     replies = {make_reply(shape, call_digest(place), attached=False).numpy().tobytes() for place in range(3000)}
@@ -66,6 +67,7 @@ def test_two_tensors_of_one_reply_differ() -> None:
     assert not torch.equal(one, other)
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(st.integers(), st.text(), st.floats(allow_nan=False), st.none(), st.booleans()), max_size=4))
 def test_plain_arguments_count_by_value(values: list[object]) -> None:
     assert call_digest("f", tuple(values), {}) == call_digest("f", (*values,), {})

@@ -337,6 +337,7 @@ PROGRAMS = st.lists(st.sampled_from(CONTRACTS), min_size=2, max_size=8).map(
 )
 
 
+@pytest.mark.slow
 @given(PROGRAMS, st.data())
 def test_a_legal_motion_does_not_show_and_an_illegal_one_does(steps: Steps, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(steps) - 2))
