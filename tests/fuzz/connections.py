@@ -29,7 +29,6 @@ from fxlib_service.errors import ServiceError
 from fxlib_workers.process.child import Channel
 from fxlib_workers.process.exceptions import Raised
 from fxlib_workers.process.forking import Fork, ForkServer
-from fxlib_workers.trial.actor import StoreAddress
 from fxlib_workers.trial.answers import (
     FORMS,
     MalformedAnswerError,
@@ -39,6 +38,7 @@ from fxlib_workers.trial.answers import (
     write_failure,
 )
 from fxlib_workers.trial.objects import Requirements
+from fxlib_workers.trial.trial_process import StoreAddress
 from tests.fuzz.documents import change_document
 from tests.fuzz.messages import TEXTS
 from tests.fuzz.target import Target, check_line, drawn, of_messages, words_of_json

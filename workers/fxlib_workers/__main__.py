@@ -12,7 +12,7 @@ from fxlib.utils import tracing
 from fxlib_workers import logs
 from fxlib_workers.config import APPLICATION
 from fxlib_workers.process.probe import available
-from fxlib_workers.trial.cluster_nodes import allowed_on_nodes
+from fxlib_workers.trial.node_containment import allowed_on_nodes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -336,7 +336,7 @@ class Wide(nn.Module):
 def test_auto_tries_the_candidate_first_that_a_roofline_expects_to_be_fastest(
     monkeypatch: pytest.MonkeyPatch, has: tuple[str, ...], first: str
 ) -> None:
-    for module in ("make_candidates", "local_work"):
+    for module in ("make_candidates", "predicted_time"):
         monkeypatch.setattr(f"fxlib_workers.rewrite.{module}.instructions", lambda: has)
     steps = Workload(batches=[torch.randn(256, 512)], mode="forward", optimizer="none")
     backends = [installed("inductor_freezing")]

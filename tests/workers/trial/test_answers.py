@@ -17,7 +17,6 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CompiledPart, Span, Timeline
 from fxlib_workers.process.exceptions import Raised
-from fxlib_workers.trial.actor import ServerActor, StoreAddress
 from fxlib_workers.trial.answers import (
     FORMS,
     MalformedAnswerError,
@@ -28,6 +27,7 @@ from fxlib_workers.trial.answers import (
 )
 from fxlib_workers.trial.objects import Requirements
 from fxlib_workers.trial.trainer import Trainer
+from fxlib_workers.trial.trial_process import ServerProcess, StoreAddress
 from tests.workers.replayed_model import recorded, weighed_profile
 
 REQUIRED = Requirements(
@@ -67,7 +67,7 @@ def test_an_answer_is_read_as_it_was_written(method: str, answer: object) -> Non
 
 def test_each_answer_with_a_form_is_one_of_a_process_s_methods() -> None:
     asked = FORMS.keys() - {"make"}
-    assert {name for name in asked if not (hasattr(Trainer, name) or hasattr(ServerActor, name))} == set()
+    assert {name for name in asked if not (hasattr(Trainer, name) or hasattr(ServerProcess, name))} == set()
 
 
 def test_an_answer_that_cannot_be_written_is_told_as_an_exception() -> None:

@@ -14,15 +14,15 @@ import pytest
 import pytest_asyncio
 
 from fxlib_workers.process.containment import Part
-from fxlib_workers.trial.actor import ActorConfig
 from fxlib_workers.trial.answers import read_answer
 from fxlib_workers.trial.frames import MAKE
 from fxlib_workers.trial.host import Ended, Host, environment
+from fxlib_workers.trial.trial_process import ProcessConfig
 from tests.workers.process.contained import host as allowed
 
 pytestmark = pytest.mark.slow
 
-CONFIG = ActorConfig(
+CONFIG = ProcessConfig(
     name="ps0",
     rank=0,
     world_size=1,

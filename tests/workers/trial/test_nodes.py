@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 
 from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
 from fxlib_workers.process.containment import Part
-from fxlib_workers.trial import drive
+from fxlib_workers.trial import drive_trials
 from fxlib_workers.trial.driver import TrialDriver
 from fxlib_workers.trial.nodes import Nodes, connected
 from tests.workers.cases import Lookups, descendants, fill, lookup_workload
@@ -69,9 +69,9 @@ def test_nodes_of_a_cluster_are_left_when_no_trial_comes(
     address: str, waits: float | None, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, quiet = MagicMock(), _Quiet()
-    monkeypatch.setattr(drive, "connected", lambda *_: nullcontext(nodes))
+    monkeypatch.setattr(drive_trials, "connected", lambda *_: nullcontext(nodes))
     monkeypatch.setenv(FOLDER, "/nowhere")
-    assert drive.drive(replace(SETTINGS, ray_address=address), quiet) == 0
+    assert drive_trials.drive(replace(SETTINGS, ray_address=address), quiet) == 0
     assert quiet.waits[0] == waits
     assert nodes.leave.call_count == left
 

@@ -34,7 +34,7 @@ from fxlib.spec.workload import Workload
 from fxlib.utils.hardware import FOR_BFLOAT16, instructions
 from fxlib_workers import logs
 from fxlib_workers.exchange import Candidate
-from fxlib_workers.rewrite.local_work import predicted_s
+from fxlib_workers.rewrite.predicted_time import predicted_s
 
 _LOG: Final = logs.Log(__name__)
 
@@ -83,7 +83,7 @@ def make_candidates(
     """Apply a recipe and its alternatives, and rank the distinct results by the step time that the cost model expects.
 
     Without a profile, the recipe itself comes first, since estimates are good enough for planning but not for choosing.
-    The candidates of `auto` for a program without calls are ranked by a roofline of their operators (`local_work`).
+    The candidates of `auto` for a program without calls are ranked by a roofline of their operators (`predicted_time`).
     Lossy passes keep to `max_relative_error`. `backends` are the launcher's, with versions; `auto` chooses among them.
     `check` raises if a recipe cannot be run on the data that was sent. With `diffs`, reports show what each pass did to
     the generated code.

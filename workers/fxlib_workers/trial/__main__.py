@@ -1,4 +1,4 @@
-"""The process that drives trials: it leaves the host's network and then starts Ray (`drive`).
+"""The process that drives trials: it leaves the host's network and then starts Ray (`drive_trials`).
 
 Ray listens on all interfaces, whatever address it is given. The worker's own Ray is therefore started where loopback is
 the only interface: in a network of its own, which no other process of the host is in. If the processes of a trial
@@ -36,7 +36,7 @@ def main() -> int:
             network = HOST_NETWORK
             _LOG.warning("Ray listens on all interfaces of the host", why=error)
     # Imported here, since a process that has started threads cannot leave its network.
-    from fxlib_workers.trial.drive import drive
+    from fxlib_workers.trial.drive_trials import drive
 
     return drive(settings, channel, network)
 

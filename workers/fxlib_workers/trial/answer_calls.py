@@ -15,12 +15,12 @@ import torch._dynamo  # noqa: F401 - otherwise the first optimizer would import 
 from fxlib_workers.process import linux
 from fxlib_workers.process.containment import Containment, ContainmentError, contain
 from fxlib_workers.process.exceptions import shorten
-from fxlib_workers.trial.actor import ServerActor
 from fxlib_workers.trial.answers import write_answer, write_failure
 from fxlib_workers.trial.frames import HEADER, MAKE, framed
 from fxlib_workers.trial.trainer import Trainer
+from fxlib_workers.trial.trial_process import ServerProcess
 
-_ROLES: Final = {"server": ServerActor, "trainer": Trainer}
+_ROLES: Final = {"server": ServerProcess, "trainer": Trainer}
 
 
 def main(connection: socket.socket, policy: Containment) -> None:

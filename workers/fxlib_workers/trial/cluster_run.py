@@ -22,7 +22,6 @@ from fxlib.spec.workload import Workload
 from fxlib_workers.config import LOOPBACK
 from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.process.exceptions import Raised, shorten
-from fxlib_workers.trial.actor import ActorConfig
 from fxlib_workers.trial.answers import MalformedAnswerError, ProcessFailureError, read_answer
 from fxlib_workers.trial.failures import (
     CandidateError,
@@ -37,6 +36,7 @@ from fxlib_workers.trial.host import Ended
 from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.serving import Serving, concurrent_calls, with_undescribed_servers
 from fxlib_workers.trial.trainer import EncodedProgram
+from fxlib_workers.trial.trial_process import ProcessConfig
 
 _POLL_S: Final = 0.2
 """The interval in seconds at which a waiting driver checks whether it was interrupted."""
@@ -280,7 +280,7 @@ class ClusterRun:
         self._lifelines = {each.host.end_of.remote(each.key): each for each in self.servers}
         calls = []
         for rank, process in enumerate(self._processes):
-            config = ActorConfig(
+            config = ProcessConfig(
                 name=process.name,
                 rank=rank,
                 world_size=len(names),

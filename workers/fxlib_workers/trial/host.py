@@ -4,8 +4,8 @@ It lives as long as its driver, whose trials share it. No graph ever enters it, 
 credentials: it imports neither torch nor fxlib, and does not look into the data that it passes on.
 
 The memory of a trial on one host is bounded as a whole: by the kernel if it allows cgroups, else by a watchdog. Each
-process also has its own limit, beyond which it cannot allocate (`actor`), but many processes that each stay below their
-limit could still use all of the host's memory.
+process also has its own limit, beyond which it cannot allocate (`trial_process`), but many processes that each stay
+below their limit could still use all of the host's memory.
 """
 
 from __future__ import annotations

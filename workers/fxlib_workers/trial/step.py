@@ -18,7 +18,7 @@ from fxlib.runtime.tracking.flow_control import DEADLINES
 from fxlib.spec.training import build_optimizer, scalar_loss
 from fxlib.spec.workload import Batch, Workload
 from fxlib.utils.pytree import mapped
-from fxlib_workers.trial import servers
+from fxlib_workers.trial import server_state
 from fxlib_workers.trial.objects import BoundModule
 
 _DRAIN_PAUSE_S: Final = 50e-6
@@ -137,10 +137,10 @@ class Step:
             return output, scalar_loss(self._workload.loss, output, batch.target)
 
     def _server_gradients(self, context: int) -> dict[str, str]:
-        return {name: rpc.rpc_sync(name, servers.gradients, (context,)) for name in self._servers}
+        return {name: rpc.rpc_sync(name, server_state.gradients, (context,)) for name in self._servers}
 
     def _update(self, context: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        pending = [rpc.rpc_async(name, servers.step, (context,)) for name in self._servers]
+        pending = [rpc.rpc_async(name, server_state.step, (context,)) for name in self._servers]
         if self._optimizer is not None:
             for name, parameter in self._module.named_parameters():
                 parameter.grad = gradients.get(name)

@@ -42,17 +42,17 @@ from fxlib.utils.hardware import instructions
 from fxlib.v1 import workload_pb2
 from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.process.exceptions import returns_exceptions
-from fxlib_workers.trial import servers
-from fxlib_workers.trial.actor import TrialActor
+from fxlib_workers.trial import server_state
 from fxlib_workers.trial.alignment import realigned
 from fxlib_workers.trial.compiled_parts import leave_parts, time_parts
 from fxlib_workers.trial.digests import ModuleSnapshot, digest, results, tensors
 from fxlib_workers.trial.objects import BoundModule, Requirements, bind, requirements_of
 from fxlib_workers.trial.replay import server as replay_server
-from fxlib_workers.trial.replay.clients import as_captured, make_remote_calls, stand_in
 from fxlib_workers.trial.replay.latency_model import NetworkCost
+from fxlib_workers.trial.replay.named_calls import as_captured, make_remote_calls, stand_in
 from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
 from fxlib_workers.trial.step import Step, StepResult, copy_of, drain, optimizer_of
+from fxlib_workers.trial.trial_process import TrialProcess
 
 _CALLS: Final = 15
 _SLEEP_S: Final = 1e-3
@@ -199,7 +199,7 @@ class EncodedProgram:
     blobs: Mapping[str, bytes]
 
 
-class Trainer(TrialActor):
+class Trainer(TrialProcess):
     """One trainer process. Methods that run the user's code return `Raised` instead of raising."""
 
     def switch_program(self, program: EncodedProgram) -> None:
@@ -250,7 +250,7 @@ class Trainer(TrialActor):
     def prepare(self) -> None:
         """Make the servers create the objects behind RRefs, and prepare steps of the original."""
         self._rrefs = {
-            name: rpc.remote(described.owner, servers.create, (name, described))
+            name: rpc.remote(described.owner, server_state.create, (name, described))
             for name, described in self._workload.rrefs.items()
         }
         for rref in self._rrefs.values():
@@ -305,7 +305,7 @@ class Trainer(TrialActor):
         self._end_loops()
         drain()
         for server in self._workload.servers:
-            rpc.rpc_sync(server.name, servers.reset)
+            rpc.rpc_sync(server.name, server_state.reset)
         self._snapshot.restore()
         torch.manual_seed(self._workload.seed)
         self._renew_steps()
@@ -494,7 +494,7 @@ class Trainer(TrialActor):
     def _on_servers(self, result: StepResult) -> dict[str, str]:
         found = {f"gradients on server {name}": value for name, value in result.server_gradients.items()}
         for server in self._workload.servers:
-            state: Mapping[str, str] = rpc.rpc_sync(server.name, servers.state_digests)
+            state: Mapping[str, str] = rpc.rpc_sync(server.name, server_state.state_digests)
             found |= {f"server {server.name}: {name}": value for name, value in state.items()}
         return found
 

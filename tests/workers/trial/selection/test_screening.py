@@ -19,7 +19,7 @@ from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm, Candidate
 from fxlib_workers.trial.failures import CandidateError, TrialError
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import BitwiseCheck, RunArm, Screening, describe
-from fxlib_workers.trial.servers import UNKNOWN
+from fxlib_workers.trial.server_state import UNKNOWN
 from fxlib_workers.trial.trainer import StepDigests
 from tests.workers.clock import Clock, shown_to
 from tests.workers.trial.selection.test_select import outcomes, report_of

@@ -1,4 +1,4 @@
-"""A server process that replays, with the functions that trainers and `trial.servers` call on it.
+"""A server process that replays, with the functions that trainers and `trial.server_state` call on it.
 
 Instead of its state, it keeps digests of the writes to it, by the resources of contracts. If a contract names keys,
 replies are made row by row: the bits of a row change if its key was written, and only then.

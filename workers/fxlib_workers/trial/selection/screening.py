@@ -20,7 +20,7 @@ from fxlib_workers.trial.failures import CandidateError, TrialError
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.select import CHOICE_SHARE, LEAST_ROUNDS
 from fxlib_workers.trial.selection.speed import BLOCK_S
-from fxlib_workers.trial.servers import UNKNOWN
+from fxlib_workers.trial.server_state import UNKNOWN
 from fxlib_workers.trial.trainer import StepDigests
 
 RunArm = Callable[[Arm], Sequence[StepDigests]]

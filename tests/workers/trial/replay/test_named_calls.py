@@ -19,7 +19,7 @@ from fxlib.runtime.ops.registry import items_of
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.spec.profile import CallProfile, Opaque, Profile, ServerProfile, Spread
 from fxlib.spec.servers import is_worker_name
-from fxlib_workers.trial.replay.clients import reached_by, stand_in, with_remote_calls, worker_name
+from fxlib_workers.trial.replay.named_calls import reached_by, stand_in, with_remote_calls, worker_name
 from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
 from fxlib_workers.trial.replay.server import ReplayedBatch, ReplayedFunction
 from tests.workers import remote_code

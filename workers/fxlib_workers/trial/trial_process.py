@@ -19,13 +19,13 @@ from fxlib.runtime import bounds, functions
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
 from fxlib_workers.process.exceptions import returns_exceptions
 from fxlib_workers.process.limits import limit_files, limit_processes
-from fxlib_workers.trial import servers
+from fxlib_workers.trial import server_state
 from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.plan import ReplayPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActorConfig:
+class ProcessConfig:
     """The configuration of one process of a trial.
 
     Attributes:
@@ -59,10 +59,10 @@ class StoreAddress:
     port: int
 
 
-class TrialActor:
+class TrialProcess:
     """A process of a trial."""
 
-    def __init__(self, config: ActorConfig) -> None:
+    def __init__(self, config: ProcessConfig) -> None:
         self._config = config
         os.environ[CACHE] = ""  # what is compiled in a trial is measured, and not kept
         bounds.install()
@@ -112,21 +112,21 @@ class TrialActor:
         return distributed.TCPStore(self._store_address.host, self._store_address.port, is_master=False)
 
 
-class ServerActor(TrialActor):
+class ServerProcess(TrialProcess):
     """A parameter server of a trial."""
 
     @returns_exceptions
     def serve(self, server: Server, optimizer: Optimizer, seed: int) -> None:
         """Set up the server's state."""
-        servers.serve(server, optimizer, seed)
+        server_state.serve(server, optimizer, seed)
 
     def not_served(self, names: list[str]) -> list[str]:
         """Return which of these remote functions the server cannot run."""
-        return servers.not_served(names)
+        return server_state.not_served(names)
 
     def not_made(self, rrefs: Mapping[str, RemoteObject]) -> list[str]:
         """Return the RRefs whose objects the server cannot make."""
-        return servers.not_made(rrefs)
+        return server_state.not_made(rrefs)
 
     def replay(self, plan: ReplayPlan) -> None:
         """Answer calls that no process of the trial can run, according to the plan."""

@@ -1,4 +1,4 @@
-"""`python -m fxlib_workers.trial.cluster_nodes`: find out what containment the nodes of a Ray cluster allow.
+"""`python -m fxlib_workers.trial.node_containment`: find out what containment the nodes of a Ray cluster allow.
 
 It runs in a separate process, since it connects to the operator's Ray, which the worker's own process never does.
 """

@@ -23,13 +23,13 @@ from fxlib.errors import OptionError
 from fxlib_workers.config import TrialSettings
 from fxlib_workers.process.forking import ForkError
 from fxlib_workers.process.probe import Available, Level
-from fxlib_workers.trial import cluster_nodes
 from fxlib_workers.trial import host as host_file
-from fxlib_workers.trial.cluster_nodes import allowed_on_nodes
+from fxlib_workers.trial import node_containment
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.driver import TrialDriver
 from fxlib_workers.trial.failures import TrialError
 from fxlib_workers.trial.host import Host
+from fxlib_workers.trial.node_containment import allowed_on_nodes
 from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.trainer import EncodedProgram
 from tests.workers.cases import Lookups, fill, lookup_workload
@@ -139,7 +139,7 @@ def test_what_keeps_a_worker_from_a_cluster_is_told(
 
 @pytest.mark.slow
 def test_a_port_where_no_ray_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_nodes, "_ALL_S", 3.0)
+    monkeypatch.setattr(node_containment, "_ALL_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(OptionError, match=f"no Ray has answered at {address} within 3 s"):
@@ -155,7 +155,7 @@ def test_a_port_where_no_ray_answers_is_told(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_what_ray_said_last_is_told(said: str, why: str) -> None:
-    assert why in str(cluster_nodes._explain("head:1", said))
+    assert why in str(node_containment._explain("head:1", said))
 
 
 def test_a_host_forks_nothing_where_its_node_allows_too_little(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from fxlib_workers.process.containment import HOST_NETWORK, Network
 from fxlib_workers.process.exceptions import DISK_FAULTS, shorten
 from fxlib_workers.trial.failures import InterruptedTrialError
 from fxlib_workers.trial.nodes import Nodes, connected
-from fxlib_workers.trial.replay.clients import with_remote_calls
+from fxlib_workers.trial.replay.named_calls import with_remote_calls
 from fxlib_workers.trial.run_trial import TrialRequest, run_trial
 from fxlib_workers.trial.trainer import EncodedProgram
 
