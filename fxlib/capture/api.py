@@ -32,12 +32,12 @@ from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.rrefs import RRefPaths
 from fxlib.capture.samples import Given, bind, left_at_defaults
 from fxlib.capture.state import DrawnError, generators_unused, unchanged
-from fxlib.capture.trace.checks import protect_old_values, refuse_out, refuse_shared_writes
 from fxlib.capture.trace.eager import EagerCalls
 from fxlib.capture.trace.hooks import install
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.traced_through import WHOLE, TracedThrough
 from fxlib.capture.trace.tracer import RemoteTracer, tracer_for
+from fxlib.capture.trace.writes import protect_old_values, refuse_out, refuse_shared_writes
 from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule, is_call
 from fxlib.runtime.data_parallel import keep_body

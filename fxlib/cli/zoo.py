@@ -187,7 +187,7 @@ def _compared(options: argparse.Namespace, before: str, after: str) -> int:
     """Print what changed, and return the number of regressions."""
     from fxlib.spec.report import interval
     from fxlib.utils.text import table
-    from fxlib.zoo.compare import compare
+    from fxlib.zoo.compare_runs import compare
 
     runs = _runs_of(options)
     one, two = runs.named(before), runs.named(after)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviours
 from fxlib.analysis.operators.arguments import operator_of, written_arguments
-from fxlib.analysis.operators.called import called, called_module
+from fxlib.analysis.operators.operator_names import called, called_module
 from fxlib.client.value_numbering import Numbers
 from fxlib.errors import WireError
 from fxlib.passes import GraphPass

@@ -18,8 +18,8 @@ from fxlib.passes import GraphPass
 from fxlib.runtime import CapturedModule, is_call, is_issue
 from fxlib.runtime.data_parallel import described
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import CREATIONS
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.runtime.submodules import submodule
 from fxlib.spec.profile import CallProfile, Profile
 from fxlib.spec.report import Report

@@ -14,7 +14,7 @@ from typing import Any, Final
 from fxlib.dashboard.recent import Recent
 from fxlib.errors import FxlibError
 from fxlib.pages import inert
-from fxlib.zoo.compare import compare
+from fxlib.zoo.compare_runs import compare
 from fxlib.zoo.report import results
 from fxlib.zoo.runs import Run, RunError, Runs
 

@@ -34,8 +34,8 @@ from fxlib.inspection.propagate import NodeRun, Propagation, Unknown, UnknownRea
 from fxlib.inspection.tensor_facts import Size, TensorFacts, facts_of, held_bytes, memory_of, number, tensors_in
 from fxlib.recipes.recipes import PlanningRequest
 from fxlib.recipes.undeclared import undeclared
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import is_batch, waits_of
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.profile import CallProfile, Profile
 from fxlib.spec.report import Undeclared, what_to_declare
 from fxlib.utils.text import plain, seconds, table

@@ -36,8 +36,8 @@ from fxlib.errors import ContractError, FxlibError
 from fxlib.inspection.operations import Operation, Operations
 from fxlib.reasons import Reason
 from fxlib.runtime.ops.calls import client_of, is_wait
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import ARGUMENT_RESULTS, NO_TENSOR_RESULTS, is_item, item_of
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.profile import Opaque, Profile, Result, TensorShape
 from fxlib.utils.text import location_of
 

@@ -11,7 +11,7 @@ from threading import RLock, get_ident
 from fxlib.pipeline.request import Request
 from fxlib.pipeline.watch import WATCH
 from fxlib.runtime.gradients.pushes import PushesInFlight
-from fxlib.runtime.ops.record import current_recording
+from fxlib.runtime.ops.timeline import current_recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

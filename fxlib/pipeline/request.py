@@ -27,7 +27,7 @@ from fxlib.runtime.ahead import Rider
 from fxlib.runtime.gradients.pushes import Push
 from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight, NamedCall, issue_batch
 from fxlib.runtime.ops.operators import is_this_process, server_name
-from fxlib.runtime.ops.record import calls_in, current_recording
+from fxlib.runtime.ops.timeline import calls_in, current_recording
 from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, own_timeout, tensor_bytes
 from fxlib.spec.contract import Contract
 

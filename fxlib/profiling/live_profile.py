@@ -23,8 +23,8 @@ from fxlib.errors import CaptureError, FxlibWarning, WorkloadError
 from fxlib.profiling.measure import contract_of, measure
 from fxlib.profiling.step_runs import STEPS, WARMUPS, batches_of
 from fxlib.runtime import CapturedModule, is_call, is_issue, ops
-from fxlib.runtime.ops.record import span
 from fxlib.runtime.ops.registry import CREATIONS
+from fxlib.runtime.ops.timeline import span
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.submodules import local_modules

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fxlib.profiling.step_samples import CallSample, ForwardSample
 from fxlib.runtime.ops.calls import is_call, is_wait, kind_of
-from fxlib.runtime.ops.record import call_name, reached
+from fxlib.runtime.ops.timeline import call_name, reached
 from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.profile import Opaque, Result, TensorShape

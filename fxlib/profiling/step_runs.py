@@ -21,8 +21,8 @@ from fxlib.profiling.single_call import message_bytes, timed, value_bytes
 from fxlib.profiling.step_samples import ForwardSample, PushSample, StepSample
 from fxlib.runtime import ops
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
-from fxlib.runtime.ops.record import Recording, call_name, record
 from fxlib.runtime.ops.registry import CREATIONS, TRACKERS, is_batch
+from fxlib.runtime.ops.timeline import Recording, call_name, record
 from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.runtime.tracking.forward_context import Tracked, current_forward
 from fxlib.utils import hardware

@@ -41,8 +41,8 @@ from fxlib.passes.infra.edit import differs, working_copy
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue
 from fxlib.runtime.guards.folded_weights import relies_on_weights
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import CREATIONS
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, PassReport

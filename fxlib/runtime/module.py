@@ -41,8 +41,8 @@ from fxlib.runtime.module_state import (
 )
 from fxlib.runtime.ops.calls import is_issue, is_wait
 from fxlib.runtime.ops.contract_lookup import contracts_in
-from fxlib.runtime.ops.record import current_recording
 from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.ops.timeline import current_recording
 from fxlib.runtime.submodules import local_modules, remote_modules
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients

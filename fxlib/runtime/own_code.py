@@ -36,8 +36,8 @@ from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.lowering import over
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.operators import limit_in_flight
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.runtime.submodules import is_harmless, is_torchs_value, local_modules, submodule
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext, ObjectReceived, WentOn, current_forward
 

@@ -12,7 +12,7 @@ from fxlib.runtime.gradients.plain_forward import AsWritten, as_written
 from fxlib.runtime.gradients.pushes import PushesInFlight, may_be_left, push_all
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.module import CapturedModule
-from fxlib.runtime.ops.record import current_recording
+from fxlib.runtime.ops.timeline import current_recording
 from fxlib.runtime.submodules import local_modules
 
 

@@ -3,7 +3,7 @@
 The command `fxlib zoo` is in `fxlib/cli/zoo.py`; the client decides what one model's question is, and how to ask it.
 """
 
-from fxlib.zoo.compare import Comparison, compare
+from fxlib.zoo.compare_runs import Comparison, compare
 from fxlib.zoo.manifest import Entry, Manifest, ManifestError, read_manifest
 from fxlib.zoo.runs import Row, Run, Runs
 

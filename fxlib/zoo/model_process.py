@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fxlib.zoo.dependencies import Observer
+from fxlib.zoo.source_files import Observer
 
 if TYPE_CHECKING:
     from fxlib.zoo.manifest import Entry

@@ -18,7 +18,7 @@ from fxlib.pages import environment
 from fxlib.serialization.files import write_whole
 from fxlib.spec.labels import show_labels
 from fxlib.spec.report import plain
-from fxlib.zoo.compare import Comparison, compare
+from fxlib.zoo.compare_runs import Comparison, compare
 from fxlib.zoo.runs import Row, Run, RunError
 
 _MOST_LOG_BYTES: Final = 1 << 16

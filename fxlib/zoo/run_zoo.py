@@ -25,10 +25,10 @@ from fxlib.reasons import Reason
 from fxlib.spec.job import Job
 from fxlib.spec.labels import show_labels
 from fxlib.spec.report import Estimate, plain
-from fxlib.zoo.dependencies import Dependencies, environment
 from fxlib.zoo.manifest import Entry
 from fxlib.zoo.pooling import pooled
 from fxlib.zoo.runs import Replica, Row, Run, RunError
+from fxlib.zoo.source_files import Dependencies, environment
 
 _POLL_S: Final = 0.1
 _END_S: Final = 2.0

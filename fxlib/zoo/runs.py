@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self, TypeVar, get_args, get_type_hints
 from fxlib.errors import FxlibError
 from fxlib.serialization.files import write_whole
 from fxlib.spec.report import Estimate
-from fxlib.zoo.dependencies import Dependencies
+from fxlib.zoo.source_files import Dependencies
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from fxlib.spec.report import Estimate
 from fxlib.spec.servers import Server, Table
 from fxlib.utils.local_service import read_token
 from fxlib.zoo import Row, Run, read_manifest
-from fxlib.zoo.dependencies import Dependencies
+from fxlib.zoo.source_files import Dependencies
 from fxlib_service import config as service_config
 from fxlib_service.errors import ServiceError
 from fxlib_service.policy import Policy

@@ -11,7 +11,7 @@ from fxlib import ps
 from fxlib.analysis.cost.bound import bound, fastest
 from fxlib.errors import FxlibError
 from fxlib.profiling import measure
-from fxlib.runtime.ops.record import current_recording
+from fxlib.runtime.ops.timeline import current_recording
 from tests.profiling.clicks import Clicks, batch, digests
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("servers")]

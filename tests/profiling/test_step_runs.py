@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 import fxlib
 from fxlib.profiling.step_runs import Instrumented, Stopwatch
 from fxlib.recipes import recipes
-from fxlib.runtime.ops.record import record
+from fxlib.runtime.ops.timeline import record
 from tests.profiling import remote_functions as far
 from tests.random_programs.programs import Program, differentiable_program, random_program
 from tests.random_programs.running import Outcome, differences, outcome, real_servers

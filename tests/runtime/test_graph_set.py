@@ -12,7 +12,7 @@ import fxlib
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.graph_set import MAX_GRAPHS
-from fxlib.runtime.ops.record import record
+from fxlib.runtime.ops.timeline import record
 
 X, MASK = torch.randn(3, 4), torch.tensor([1.0, 0.0, 1.0, 1.0])
 

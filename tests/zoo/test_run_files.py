@@ -9,8 +9,8 @@ import pytest
 
 from fxlib.spec.report import Estimate
 from fxlib.zoo import Row, Runs
-from fxlib.zoo.dependencies import Dependencies
 from fxlib.zoo.runs import Run, RunError
+from fxlib.zoo.source_files import Dependencies
 
 ROW = Row(
     name="a",

@@ -22,8 +22,8 @@ from fxlib.analysis.effects.resources import contract_of_call, function_name, sp
 from fxlib.analysis.operators import operator_tables
 from fxlib.runtime import functions
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import TRACKERS, batched_by_of, is_batch, is_item, item_of, waits_of
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import CallProfile, Profile, Push, ServerProfile
 

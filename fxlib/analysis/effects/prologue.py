@@ -34,8 +34,8 @@ from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.ops.calls import is_call, is_issue
 from fxlib.runtime.ops.contract_lookup import contracts_in
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import CREATIONS, TRACKERS, is_batch, items_of
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.contract import Contract
 
 

@@ -23,7 +23,7 @@ from fxlib.analysis.effects.resources import contract_of_call, function_name
 from fxlib.analysis.scheduling.reordering import levels
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import functions, ops
-from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.profile import ServerProfile
 
 _NOISE = 0.25

@@ -19,7 +19,7 @@ from fxlib.analysis.effects.resources import (
 )
 from fxlib.analysis.scheduling.reordering import Pair, Reordering
 from fxlib.reasons import Declined, Reason
-from fxlib.runtime.ops.record import call_name
+from fxlib.runtime.ops.timeline import call_name
 
 _ANCHORS = frozenset({Part.WAIT, Part.FENCE, Part.CALL})
 _PLAIN = {

@@ -49,8 +49,8 @@ from fxlib.capture.metadata import annotate
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.samples import Samples
 from fxlib.capture.state import WEIGHT_LISTS, equal_copies, generators_unused, unchanged
-from fxlib.capture.trace.checks import refuse_out
 from fxlib.capture.trace.remote import RemoteCalls
+from fxlib.capture.trace.writes import refuse_out
 from fxlib.errors import CaptureError, FxlibError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.conditions import FixedAnswers

@@ -23,13 +23,13 @@ from fxlib.analysis.cost.costs import Costs
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
-from fxlib.analysis.operators.called import called_in
+from fxlib.analysis.operators.operator_names import called_in
 from fxlib.errors import PassError
 from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
 from fxlib.reasons import Declined
 from fxlib.runtime.ops.calls import is_issue, is_wait
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import is_batch, waits_of
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CallReport, PassReport, Sensitivity
 from fxlib.spec.workload import Workload

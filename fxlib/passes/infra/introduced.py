@@ -1,7 +1,7 @@
 """Operators that a pass may put into a program although the program does not call them.
 
-Names are those of `fxlib.analysis.operators.called`. A pass that declares nothing may put in any plain work: what is
-known to draw no numbers, to write nothing, and to make no tensor of nothing but literals.
+Names are those of `fxlib.analysis.operators.operator_names`. A pass that declares nothing may put in any plain work:
+what is known to draw no numbers, to write nothing, and to make no tensor of nothing but literals.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from fxlib.analysis.operators.called import labels_of, names_of
+from fxlib.analysis.operators.operator_names import labels_of, names_of
 from fxlib.runtime.ops.registry import Role
 
 

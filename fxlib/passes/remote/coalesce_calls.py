@@ -14,8 +14,8 @@ from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pas
 from fxlib.passes.infra.introduced import Introduced
 from fxlib.passes.remote.overlap_calls import arrange
 from fxlib.runtime.ops import issue_batch, wait_item
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import Role
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.contract import Contract, union
 
 

@@ -23,8 +23,8 @@ from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import ops
 from fxlib.runtime.ops.calls import is_call
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.profile import Opaque, Profile, TensorShape
 from fxlib.spec.report import CallReport
 

@@ -25,8 +25,8 @@ from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pas
 from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.ops.operators import limit_in_flight
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import Role, is_batch, items_of
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.report import Action, CallReport
 
 _HIDDEN_SHARE = 0.1

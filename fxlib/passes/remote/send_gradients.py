@@ -9,8 +9,8 @@ from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pas
 from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import ops
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import Role
+from fxlib.runtime.ops.timeline import call_name
 
 
 @register_pass("send_gradients", preserves="bitwise", introduces=Introduced.with_roles(Role.TRACK), version="2")

@@ -31,7 +31,7 @@ from fxlib.runtime import functions
 from fxlib.runtime.ahead import Rider
 from fxlib.runtime.ops import operators
 from fxlib.runtime.ops.batches import is_refusal, tell_of_refusal
-from fxlib.runtime.ops.record import Recording
+from fxlib.runtime.ops.timeline import Recording
 from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT
 from fxlib.runtime.tracking.forward_context import Tracked
 from fxlib.spec.contract import Contract, contract_of

@@ -14,8 +14,8 @@ from fxlib.analysis.effects.process_groups import Groups, groups_of, own_code_in
 from fxlib.analysis.effects.resources import contract_of_call, function_name
 from fxlib.passes.infra.annotate import assumed_of
 from fxlib.runtime.ops import calls
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import CREATIONS, FETCHES, TRACKERS, batched_by_of, is_batch, is_item, items_of
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.runtime.submodules import graph_modules
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
-from fxlib.runtime.ops.record import span
+from fxlib.runtime.ops.timeline import span
 from fxlib.runtime.push_gradients import push_gradients
 from fxlib.runtime.tracking.flow_control import DEADLINES
 from fxlib.spec.training import build_optimizer, scalar_loss

@@ -32,7 +32,7 @@ from fxlib.profiling.step_runs import STEPS
 from fxlib.protocol import workload_from_proto
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import DataParallel, parallel_modules
-from fxlib.runtime.ops.record import record
+from fxlib.runtime.ops.timeline import record
 from fxlib.spec.inputs import samples_in
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CompiledPart, Timeline

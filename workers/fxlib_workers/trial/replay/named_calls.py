@@ -23,8 +23,8 @@ from fxlib.errors import ContractError
 from fxlib.runtime import functions, ops
 from fxlib.runtime.ops.batches import IN_ORDER
 from fxlib.runtime.ops.calls import CallKind, ClientFunction, client_of, is_call, is_issue, is_wait
-from fxlib.runtime.ops.record import call_name
 from fxlib.runtime.ops.registry import CREATIONS, REPEATABLE, TRACKERS, is_batch, items_of
+from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
 from fxlib_workers.trial.objects import fetches_of

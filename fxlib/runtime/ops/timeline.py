@@ -1,4 +1,4 @@
-"""Record a run: when each call was issued, in flight and waited for, on the trainer's thread.
+"""Record the timeline of a run: when each call was issued, in flight and waited for, on the trainer's thread.
 
 Without a recording, a forward pays one look at a thread-local variable. With one, it runs the same generated code
 object over globals in which the operators of calls are timed.

@@ -7,7 +7,7 @@ import pytest
 
 from fxlib.spec.report import Estimate
 from fxlib.zoo import Row, compare
-from fxlib.zoo.compare import holm
+from fxlib.zoo.compare_runs import holm
 
 Z = NormalDist().inv_cdf(0.975)
 

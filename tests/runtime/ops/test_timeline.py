@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fxlib.runtime import CallKind, exposed_s, record, register
-from fxlib.runtime.ops.record import current_recording
+from fxlib.runtime.ops.timeline import current_recording
 from tests.runtime.graphs import Program
 
 X = torch.arange(4.0)
