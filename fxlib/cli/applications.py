@@ -1,4 +1,8 @@
-"""Applications of fxlib, the service and a worker: checks that one is installed, and runs it as a child process."""
+"""The applications of fxlib, the service and a worker: each is a distribution, run as a child or in this one's place.
+
+`fxlib worker`, `fxlib backup` and `fxlib restore` replace this process by the application that has the command.
+`fxlib serve` (`fxlib.cli.serve`) runs both applications as children.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,46 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from fxlib.errors import FxlibError
 from fxlib.utils.settings import STARTED_AS
 
+if TYPE_CHECKING:
+    from fxlib.cli.options import Commands
+
+WORKER: Final = "worker"
+NAMES: Final = (WORKER, "backup", "restore")
+"""The commands that replace this process."""
+
 _PR_SET_PDEATHSIG = 1
+
+
+def add_to(commands: Commands) -> None:
+    """Add the commands that replace this process to the list; the applications read their options."""
+    for name, text in (
+        (WORKER, "claim jobs of a service, rewrite and measure them here (fxlib worker --help)"),
+        ("backup", "back a service up, while it runs (fxlib backup --help)"),
+        ("restore", "restore a backup into an empty folder (fxlib restore --help)"),
+    ):
+        commands.add_parser(name, help=text)
+
+
+def run(arguments: Sequence[str]) -> NoReturn:
+    """Become `python -m fxlib_workers`, or `python -m fxlib_service` for its command of that name.
+
+    Args:
+        arguments: one of the names, and what follows it on the command line.
+
+    Raises:
+        FxlibError: the application is not installed.
+    """
+    name, *given = arguments
+    if name == WORKER:
+        require("fxlib-workers", "workers")
+        os.execve(sys.executable, command("fxlib_workers", given), started_as(name))  # noqa: S606 - see `NAMES`
+    require("fxlib-service", "service")
+    os.execv(sys.executable, command("fxlib_service", arguments))  # noqa: S606 - see `NAMES`
 
 
 def command(module: str, arguments: Sequence[str]) -> list[str]:

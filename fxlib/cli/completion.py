@@ -9,13 +9,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from fxlib.cli import jobs, serve, worker
-from fxlib.cli.applications import command, require
+from fxlib.cli import jobs, serve
+from fxlib.cli.applications import WORKER, command, require
 from fxlib.cli.printing import say
 from fxlib.errors import FxlibError
 
 _SHELLS: Final = ("bash", "zsh", "fish")
-_APPLICATIONS: Final = {serve.NAME: ("fxlib-service", "service"), worker.NAME: ("fxlib-workers", "workers")}
+_APPLICATIONS: Final = {serve.NAME: ("fxlib-service", "service"), WORKER: ("fxlib-workers", "workers")}
 _EPILOG = """to have it in every new shell:
   bash    fxlib completion bash > ~/.local/share/bash-completion/completions/fxlib
   zsh     fxlib completion zsh > DIR/_fxlib     DIR being one of $fpath

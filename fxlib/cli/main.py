@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from fxlib.cli import (
-    backup,
+    applications,
     capabilities,
     completion,
     dashboard,
@@ -20,7 +20,6 @@ from fxlib.cli import (
     profile,
     serve,
     show,
-    worker,
     zoo,
 )
 from fxlib.cli.options import UsageError
@@ -40,11 +39,11 @@ a first look:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 misused, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    for application in (serve, worker):  # the applications read their own options, --help included
-        if given[:1] == [application.NAME]:
-            return _guarded(partial(application.run, given[1:]))
-    if given and given[0] in backup.NAMES:
-        return _guarded(partial(backup.run, given))
+    # These commands hand their options on, --help included.
+    if given[:1] == [serve.NAME]:
+        return _guarded(partial(serve.run, given[1:]))
+    if given and given[0] in applications.NAMES:
+        return _guarded(partial(applications.run, given))
     if given[:1] == [jobs.NAME]:
         given = jobs.spelled_out(given)
     parsed = _parser().parse_args(given)
@@ -62,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxlib {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, worker, backup, optimize, jobs, capabilities, dashboard, zoo, listings, profile, show):
+    for command in (serve, applications, optimize, jobs, capabilities, dashboard, zoo, listings, profile, show):
         command.add_to(commands)
     inspection.add_to(commands)
     completion.add_to(parser, commands)
