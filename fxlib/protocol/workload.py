@@ -21,10 +21,9 @@ from fxlib import wire
 from fxlib.errors import LimitError, WireError, WorkloadError
 from fxlib.protocol.converter import DTYPE, Bijection, Converter, FieldRule, finite
 from fxlib.protocol.values import contract_from_proto, contract_to_proto, value_from_proto, value_to_proto
-from fxlib.spec.calibration import LayerRange
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.spec.job import TrialOptions
-from fxlib.spec.workload import Assume, Dense, Mode, Optimizer, RemoteObject, Server, Table, Workload
+from fxlib.spec.workload import Assume, Dense, LayerRange, Mode, Optimizer, RemoteObject, Server, Table, Workload
 from fxlib.v1 import graph_pb2, jobs_pb2, workload_pb2
 from fxlib.wire.faults import Fault
 from fxlib.wire.structures import read_nested, write_nested

@@ -16,7 +16,6 @@ from torch.fx import GraphModule
 from typing_extensions import Unpack
 
 from fxlib.errors import WorkloadError
-from fxlib.spec.calibration import LayerRange
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec, Range, Tensors, describe, draw, normalize, samples_in
 from fxlib.spec.servers import Dense, RemoteObject, Server, Table
@@ -35,6 +34,7 @@ __all__ = [
     "Batch",
     "BatchSpec",
     "Dense",
+    "LayerRange",
     "Mode",
     "Optimizer",
     "RemoteObject",
@@ -62,6 +62,38 @@ MAX_CALIBRATION = 8
 """Batches of which the ranges of int8 layers are taken."""
 
 OPTIMIZERS = ("none", "sgd", "adagrad", "adam", "adamw")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRange:
+    """The range of what one layer on int8 weights takes, or of a value between such layers.
+
+    It is observed where the data are: ranges leave the job, values do not. Both ends are infinite if a value was not
+    finite.
+    """
+
+    weights: tuple[str, ...]
+    """Names of the module's tensors behind the layer's weights, sorted; empty for a value between layers."""
+    use: int = 0
+    """Number of layers with the same weights, or of values between layers, that come before it in the graph."""
+    least: float
+    most: float
+    values: int
+    """Number of values observed."""
+    too_far: str = ""
+    """Why the layer stays in float although its range is known, as in `Reason.ERROR_BOUND`; empty if it need not."""
+    shape: tuple[int, ...] = ()
+    """Its sizes, which say what can be added up without a copy; empty if they are unknown."""
+
+    @property
+    def problem(self) -> str:
+        """The problem with it, as words that follow "range"; empty if there is none."""
+        finite = math.isfinite(self.least) and math.isfinite(self.most)
+        if not finite and (self.least, self.most) != (-math.inf, math.inf):
+            return f"{self.least} to {self.most} is none"
+        if not self.least <= 0.0 <= self.most:
+            return f"{self.least} to {self.most} does not hold zero"
+        return "of less than no values" if min(self.values, self.use, *self.shape) < 0 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

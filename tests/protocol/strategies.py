@@ -8,7 +8,6 @@ import torch
 from hypothesis import strategies as st
 
 from fxlib.reasons import Declined, Reason
-from fxlib.spec.calibration import LayerRange
 from fxlib.spec.contract import Contract
 from fxlib.spec.inputs import Batch, BatchSpec, Tensors
 from fxlib.spec.job import Blob, Event, Job, JobFailure, JobFilter, TrialOptions
@@ -24,7 +23,7 @@ from fxlib.spec.report import (
     Timeline,
     Undeclared,
 )
-from fxlib.spec.workload import OPTIMIZERS, Dense, Optimizer, RemoteObject, Server, Table, Workload
+from fxlib.spec.workload import OPTIMIZERS, Dense, LayerRange, Optimizer, RemoteObject, Server, Table, Workload
 
 text = st.text("ab ×\n", max_size=4)
 word = st.sampled_from(["a", "bc", "def_0", "weight", "x1"])

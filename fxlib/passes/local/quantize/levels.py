@@ -25,7 +25,7 @@ from fxlib.analysis.layers import LinearLayer, Steadiness, activation_of, only_u
 from fxlib.analysis.norms import Norm, asks_only, counts_updates, norm_of
 from fxlib.runtime import int8
 from fxlib.runtime.submodules import submodule
-from fxlib.spec.calibration import LayerRange
+from fxlib.spec.workload import LayerRange
 
 _MOVES: Final = frozenset(
     {

@@ -30,10 +30,9 @@ from fxlib.passes.local.quantize.levels import Levels, Link, Plan, Seen, ValueRa
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8, is_call, is_issue
 from fxlib.runtime.submodules import submodule
-from fxlib.spec.calibration import LayerRange
 from fxlib.spec.inputs import Batch
 from fxlib.spec.report import Sensitivity
-from fxlib.spec.workload import MAX_CALIBRATION
+from fxlib.spec.workload import MAX_CALIBRATION, LayerRange
 from fxlib.utils.compare import largest_error
 
 _OPERATORS = torch.ops.fxlib
