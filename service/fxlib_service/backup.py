@@ -36,10 +36,9 @@ from fxlib_service.blobs.base import BlobStore, CheckedBlob
 from fxlib_service.blobs.folder import FolderBlobStore, sync_folder
 from fxlib_service.clock import Clock
 from fxlib_service.config import APPLICATION, Config
-from fxlib_service.data_folder import LOCK, RESTORING, DataLock
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.named_blobs import NamedBlobs
-from fxlib_service.open_stores import blob_store, is_shared, sqlite_url
+from fxlib_service.open_stores import LOCK, RESTORING, DataLock, blob_store, is_shared, sqlite_url
 from fxlib_service.storage_faults import in_full
 from fxlib_service.stores import schema
 

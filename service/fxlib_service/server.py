@@ -30,11 +30,10 @@ from fxlib_service.authentication import Authenticator
 from fxlib_service.clock import Clock
 from fxlib_service.config import Address, Config
 from fxlib_service.core import Core, make_core
-from fxlib_service.data_folder import DataLock
 from fxlib_service.errors import ServiceError
 from fxlib_service.followed_files import AccessFiles, TlsFiles
 from fxlib_service.interceptor import CallInterceptor
-from fxlib_service.open_stores import blob_store, job_store
+from fxlib_service.open_stores import DataLock, blob_store, job_store
 from fxlib_service.reserve import Reserve
 from fxlib_service.roles import Role
 
