@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from fxlib.cli.options import UsageError, add_service, endpoint_of
 from fxlib.cli.printing import say, say_json
 from fxlib.reasons import Reason
-from fxlib.utils.command_line import nearest
-from fxlib.utils.text import plain
+from fxlib.utils.text import did_you_mean, plain
 
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
@@ -98,7 +97,7 @@ def _reasons(options: argparse.Namespace) -> int:
     if unknown := next((each for each in codes if each not in Reason.__members__), None):
         raise UsageError(
             f"no reason is called {unknown}",
-            hint=nearest(unknown, Reason.__members__).removeprefix(". ") or "`fxlib reasons` lists them.",
+            hint=did_you_mean(unknown, Reason.__members__) or "`fxlib reasons` lists them.",
         )
     rows = [(each, Reason[each].sentence("...")) for each in codes]
     if options.json:

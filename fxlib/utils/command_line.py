@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from typing_extensions import override
+
+from fxlib.utils.text import did_you_mean
 
 _CHOICE = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
 
@@ -28,17 +28,12 @@ class Parser(argparse.ArgumentParser):
 
     @override
     def error(self, message: str) -> NoReturn:
-        super().error(message + self._meant(message))
+        question = self._meant(message)
+        super().error(f"{message}. {question}" if question else message)
 
     def _meant(self, message: str) -> str:
         if found := _CHOICE.search(message):
-            return nearest(found[1], [each.strip(" '") for each in found[2].split(",")])
+            return did_you_mean(found[1], [each.strip(" '") for each in found[2].split(",")])
         _, colon, unknown = message.partition("unrecognized arguments: ")
         option = next((each.partition("=")[0] for each in unknown.split() if each.startswith("-")), "")
-        return nearest(option, self._option_string_actions) if colon else ""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a question that names the known word most like this one; empty if none is."""
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f". Did you mean {found[0]}?" if found else ""
+        return did_you_mean(option, self._option_string_actions) if colon else ""

@@ -13,7 +13,6 @@ A flag wins over a variable, a variable over the file, and the file over the def
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from fxlib.errors import OptionError
 from fxlib.utils.command_line import Parser
+from fxlib.utils.text import did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -392,7 +392,9 @@ def _check_names(given: Iterable[str], known: Iterable[str], where: str, what: s
     known = list(known)
     for name in given:
         if name not in known:
-            [nearest] = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
             raise OptionError(
-                f"there is no such {what}", option="config", where=f"{where}{name}", hint=f"Did you mean {nearest}?"
+                f"there is no such {what}",
+                option="config",
+                where=f"{where}{name}",
+                hint=did_you_mean(name, known) or f"Known: {', '.join(sorted(known))}.",
             )

@@ -1,9 +1,10 @@
-"""Durations, tables and locations in a model as text for people; text of strangers, made harmless for a terminal."""
+"""Durations, tables, locations in a model and guesses as text for people; strangers' text, harmless for a terminal."""
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -19,6 +20,12 @@ def seconds(value: float | None) -> str:
     if value < 1e-3:
         return f"{value * 1e6:.0f} us"
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question that names the known word most like this one; empty if none is."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"Did you mean {found[0]}?" if found else ""
 
 
 def plain(text: str) -> str:

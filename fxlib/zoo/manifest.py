@@ -7,7 +7,6 @@ service, and one row of a run.
 
 from __future__ import annotations
 
-import difflib
 import glob
 import hashlib
 import itertools
@@ -25,6 +24,7 @@ from fxlib.reasons import Reason
 from fxlib.recipes import recipes
 from fxlib.spec.job import TrialOptions
 from fxlib.spec.labels import problems_of, show_labels
+from fxlib.utils.text import did_you_mean
 
 _TRIAL: Final = TrialOptions()
 
@@ -188,10 +188,8 @@ class Manifest:
         """
         for pattern in only:
             if not any(_matches(each.name, pattern) for each in self.entries):
-                near = difflib.get_close_matches(pattern, [each.name for each in self.entries], 1)
-                raise ManifestError(
-                    f"no model matches {pattern!r}", where="--only", hint=f"Is {near[0]!r} meant?" if near else ""
-                )
+                hint = did_you_mean(pattern, (each.name for each in self.entries))
+                raise ManifestError(f"no model matches {pattern!r}", where="--only", hint=hint)
         wanted = [each for each in self.entries if not only or any(_matches(each.name, one) for one in only)]
         index, count = shard
         return tuple(wanted[index - 1 :: count])
@@ -391,8 +389,9 @@ class _Reader:
             key = "passes" if entry.passes else "recipe"
             raise self.error(str(error), key=key, index=index) from error
         if entry.expect and entry.expect not in EXPECTATIONS:
-            near = difflib.get_close_matches(entry.expect, EXPECTATIONS, 1)
-            hint = f"Is {near[0]!r} meant?" if near else "Write adopt, keep_original, measured, failed, or a reason."
+            hint = (
+                did_you_mean(entry.expect, EXPECTATIONS) or "Write adopt, keep_original, measured, failed, or a reason."
+            )
             raise self.error(f"nothing is expected by {entry.expect!r}", key="expect", index=index, hint=hint)
         for key in ("deadline_s", "capture_s", "memory_gib"):
             if not getattr(entry, key) > 0:
@@ -437,8 +436,7 @@ class _Reader:
     def _unknown(
         self, key: str, known: Mapping[str, object] | Sequence[str], *, table: str, index: int = 0
     ) -> ManifestError:
-        near = difflib.get_close_matches(key, list(known), 1)
-        hint = f"Is {near[0]!r} meant?" if near else f"Known: {', '.join(sorted(known))}."
+        hint = did_you_mean(key, known) or f"Known: {', '.join(sorted(known))}."
         where = f"[{table}] has no key {key!r}" if table else f"there is no table {key!r}"
         return self.error(where, key=key, index=index, hint=hint)
 

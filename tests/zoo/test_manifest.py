@@ -57,9 +57,9 @@ TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
 @pytest.mark.parametrize(
     "text, line, told",
     [
-        ('[defualts]\nrecipe = "training"\n', 1, "Is 'defaults' meant?"),
-        ('[[model]]\nfactory = "m:f"\nrecipee = "x"\n', 3, "[model] has no key 'recipee'. Is 'recipe' meant?"),
-        ('[[model]]\nfactory = "m:f"\n[[model]]\nfactory = "m:g"\nbudget = 1\n', 5, "Is 'budget_s' meant?"),
+        ('[defualts]\nrecipe = "training"\n', 1, "Did you mean defaults?"),
+        ('[[model]]\nfactory = "m:f"\nrecipee = "x"\n', 3, "[model] has no key 'recipee'. Did you mean recipe?"),
+        ('[[model]]\nfactory = "m:f"\n[[model]]\nfactory = "m:g"\nbudget = 1\n', 5, "Did you mean budget_s?"),
         ('[[model]]\nfactory = "m:f"\nrecipe = "inferense"\n', 3, "inferense"),
         ('[[model]]\nfactory = "m:f"\npasses = [["dead_code", {a = 1}]]\n', 3, "dead_code"),
         ('[[model]]\nfactory = "m:f"\npasses = [3]\n', 3, ""),
@@ -69,7 +69,7 @@ TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
         ('[[model]]\nfactory = "m:f"\nmin_gain = "5%"\n', 3, "min_gain is a number, not '5%'"),
         ('[[model]]\nfactory = "m:f"\nmin_gain = 50\n', 3, "0 to 10"),
         ('[[model]]\nfactory = "m:f"\nconfidence = true\n', 3, "not True"),
-        ('[[model]]\nfactory = "m:f"\nexpect = "adopted"\n', 3, "Is 'adopt' meant?"),
+        ('[[model]]\nfactory = "m:f"\nexpect = "adopted"\n', 3, "Did you mean adopt?"),
         ('[[model]]\nfactory = "m:f"\nlabels = {team = 3}\n', 3, "the label team is text, not 3"),
         ('[[model]]\nfactory = "m:f"\nreplicas = ["a"]\n', 3, "replicas holds tables of labels, not 'a'"),
         ('[[model]]\nfactory = "m:f"\nreplicas = [{a = "1"}]\n', 3, "replicas are two or more"),
@@ -145,7 +145,7 @@ def test_only_takes_patterns_and_says_which_matches_nothing(tmp_path: Path) -> N
         tmp_path, '[[model]]\nfactory = "m:cv"\nmatrix = {threads = [1, 2]}\n[[model]]\nfactory = "m:nlp"\n'
     )
     assert [each.name for each in manifest.chosen(["cv[threads=2]", "n*"])] == ["cv[threads=2]", "nlp"]
-    with pytest.raises(ManifestError, match=r"no model matches 'nlq'\. Is 'nlp' meant?"):
+    with pytest.raises(ManifestError, match=r"no model matches 'nlq'\. Did you mean nlp?"):
         manifest.chosen(["nlq"])
 
 

@@ -319,7 +319,7 @@ def test_a_run_that_was_ended_goes_on_and_asks_nothing_twice(
 def test_wrong_manifests_and_unknown_runs_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "zoo.toml").write_text("[[models]]\n")
     assert main(["zoo", "run", str(tmp_path / "zoo.toml")]) == 2
-    assert "Is 'model' meant?" in capsys.readouterr().err
+    assert "Did you mean model?" in capsys.readouterr().err
     path = manifest(tmp_path, of("clicks"))
     assert main(["zoo", "status", str(path)]) == 2
     assert "no run is called 'latest'" in capsys.readouterr().err
