@@ -22,6 +22,7 @@ from fxlib.analysis.cost.costs import Loop
 from fxlib.analysis.cost.pipelined import predict_pipelined
 from fxlib.analysis.cost.simulate import predict
 from fxlib.pipeline.by_keys import conflicts
+from fxlib.pipeline.choice import MOST_DEPTH
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from fxlib.spec.contract import contract_of
@@ -94,10 +95,10 @@ class Job:
             rpc_sync(server, ps.reset, args=(0,))
             rpc_sync(server, ps.set_service_time, args=(self.cell.service_ms / 1e3, self.cell.per))
 
-    def conflicts(self, graph: CapturedModule) -> dict[str, float]:
-        """Return how many of each lookup's rows the pushes before it change."""
+    def loop(self, graph: CapturedModule, depth: int) -> Loop:
+        """Return what the cost model is to know of a pipeline: how many of each lookup's rows earlier pushes change."""
         batches = [Batch(inputs=(self.dense, each)) for each in self.batches]
-        return conflicts(graph, batches, depth=self.cell.depth)
+        return Loop(depth=depth, conflicts=conflicts(graph, batches, depth=depth))
 
     @property
     def workload(self) -> Workload:
@@ -208,9 +209,9 @@ def arms(job: Job) -> Arms:
     predicted = {arm: predict(each, profile).step_s for arm, each in ((BLOCKING, graph), (FXLIB, schedule))}
     bounds = {BOUND: bound(graph, profile)}
     if knows_next:
-        loop = Loop(depth=job.cell.depth, conflicts=job.conflicts(graph))
-        predicted[PIPELINE] = predict_pipelined(schedule, profile, loop).step_s
-        bounds[PIPELINE_BOUND] = bound_pipelined(graph, profile, loop)
+        loops = [job.loop(graph, depth) for depth in ((job.cell.depth,) if job.cell.depth else (1, 2, 4, MOST_DEPTH))]
+        predicted[PIPELINE] = min(predict_pipelined(schedule, profile, each).step_s for each in loops)
+        bounds[PIPELINE_BOUND] = bound_pipelined(graph, profile, loops[-1])
     return Arms(
         steps={
             BLOCKING: blocking(job),
@@ -280,7 +281,7 @@ def pipelined(job: Job, module: nn.Module) -> Steps:
 
     def steps(count: int) -> Iterator[Tensor]:
         batches = [(job.dense, each) for each in job.upcoming(count)]
-        for _ in fxlib.pipeline(batches, module, depth=job.cell.depth):
+        for _ in fxlib.pipeline(batches, module, depth=job.cell.depth or None):
             yield step()
             job.turn()
 

@@ -42,7 +42,7 @@ class Cell:
     zipf: float = 0.0
     """Exponent of the keys' distribution (Zipf's law), which then decides how many come again; 0: it is uniform."""
     depth: int = 1
-    """Number of batches that the pipeline knows before their step."""
+    """Number of batches that the pipeline knows before their step; 0: it chooses by itself."""
 
     @property
     def case(self) -> Case:
@@ -79,7 +79,7 @@ def _across() -> Iterator[Cell]:
         yield replace(push, conflicts=conflicts, per="call")
     yield replace(push, zipf=1.1)
     yield replace(push, conflicts=0.1, service_ms=0.0, mbit_per_s=200)
-    for depth in (2, 4):
+    for depth in (0, 2, 4):
         yield replace(push, conflicts=0.1, depth=depth)
         yield replace(MIDDLE, lookups=8, mode="forward", conflicts=0.1, depth=depth, service_ms=10.0, per="call")
     yield replace(MIDDLE, lookups=8, mode="forward", conflicts=0.1, service_ms=10.0, per="call")

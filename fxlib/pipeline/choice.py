@@ -1,12 +1,13 @@
-"""Choose the fastest of several exact ways to make reads, measured while the loop runs on its own servers."""
+"""Choose the fastest of several exact ways to make reads, and how early, measured while a loop runs on its servers."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import override
 
@@ -18,12 +19,21 @@ _ROUNDS = 2
 """Number of runs of each way before one is chosen."""
 _HOPELESS = 1.2
 """Ratio to the shortest median step from which on a way is tried only once."""
+_DEEPER = 0.95
+"""Ratio to the median step so far up to which steps with twice the depth are worth the batches that they hold."""
 _STEPS = 500
 """Number of steps with the chosen way before all ways are tried again, because loops change."""
+MOST_DEPTH = 8
+"""Number of batches that are fetched before their step at most, if the loop leaves it open."""
 
 
 _Option: TypeAlias = tuple[Way | None, bool]
 """A way, and whether rows that are read by keys are updated in the trainer."""
+
+
+class _Run(NamedTuple):
+    option: _Option
+    depth: int
 
 
 class Choice(Protocol):
@@ -32,10 +42,12 @@ class Choice(Protocol):
     Attributes:
         way: the way; None: each forward makes its own reads.
         updates: whether rows that are read by keys come with their state, so that pushes can be made on them here.
+        depth: number of batches that are fetched before their step.
     """
 
     way: Way | None
     updates: bool
+    depth: int
 
     def offer(self, ways: Sequence[Way], *, updates: bool = False) -> None:
         """Choose from now on among these ways and no way at all; the first one is tried first.
@@ -45,11 +57,11 @@ class Choice(Protocol):
             updates: whether rows that are read by keys can be updated here, which is one more option.
         """
 
-    def loop_began(self, depth: int) -> None:
+    def loop_began(self, depth: int | None) -> None:
         """Note that a loop began, so the time until the next end of a step is more than a step's.
 
         Args:
-            depth: number of batches that are fetched before their step.
+            depth: number of batches that are fetched before their step; None: it is chosen, too.
         """
 
     def step_ended(self) -> None:
@@ -68,6 +80,7 @@ class InTurn(Choice):
         self._options: deque[_Option] = deque([(None, False)])
         self.way: Way | None = None
         self.updates = False
+        self.depth = 1
 
     @override
     def offer(self, ways: Sequence[Way], *, updates: bool = False) -> None:
@@ -77,19 +90,24 @@ class InTurn(Choice):
         self.way, self.updates = self._options[0]
 
     @override
+    def loop_began(self, depth: int | None) -> None:
+        self.depth = depth or 1
+
+    @override
     def step_ended(self) -> None:
         self._options.rotate(-1)
         self.way, self.updates = self._options[0]
 
 
 class MeasuredChoice(Choice):
-    """Tries the ways in turn, and keeps the one with the shortest median step."""
+    """Tries the ways in turn, keeps the one with the shortest median step, and doubles the depth as long as that pays."""
 
     def __init__(self) -> None:
         self._options = _options([Way.NOTHING_WRITTEN], updates=False)
-        self._depth = 1
-        """Number of steps that still have batches read by the previous way."""
+        self._given: int | None = 1
+        """The depth that the loop asks for; None: it is chosen, too."""
         self._last_s: float | None = None
+        self.depth = 1
         self._begin()
 
     @override
@@ -100,8 +118,11 @@ class MeasuredChoice(Choice):
             self._begin()
 
     @override
-    def loop_began(self, depth: int) -> None:
-        self._last_s, self._depth = None, depth
+    def loop_began(self, depth: int | None) -> None:
+        self._last_s = None
+        if depth != self._given:
+            self._given = depth
+            self._begin()
 
     @override
     def step_ended(self) -> None:
@@ -114,29 +135,38 @@ class MeasuredChoice(Choice):
             if self._step >= _STEPS:
                 self._begin()
             return
-        if self._step > self._depth:
-            self._took_s[self.way, self.updates].append(now - before)
-        if self._step >= self._depth + _RUN:
+        if self._step > self._left:
+            self._took_s[self._runs[0]].append(now - before)
+        if self._step >= self._left + _RUN:
             self._runs.popleft()
             self._next()
 
     def _begin(self) -> None:
         self._rounds = 0
+        self._took_s: defaultdict[_Run, list[float]] = defaultdict(list)
+        self._runs = deque(_Run(each, self._given or 1) for each in self._options)
+        self._start(self._runs[0])
+
+    def _start(self, run: _Run) -> None:
         self._step = 0
-        self._took_s: dict[_Option, list[float]] = {each: [] for each in self._options}
-        self._runs: deque[_Option] = deque(self._options)
-        self.way, self.updates = self._options[0]
+        self._left = max(self.depth, run.depth)
+        """Number of steps that still have batches read by the previous way."""
+        (self.way, self.updates), self.depth = run
 
     def _next(self) -> None:
         """Begin the next run; after the last, begin the steps with the fastest way."""
-        self._step = 0
-        if self._runs:
-            self.way, self.updates = self._runs[0]
-            return
-        self._rounds += 1
-        median_s = {option: statistics.median(took) for option, took in self._took_s.items()}
-        fastest = min(self._options, key=lambda option: median_s[option])
-        hopeful = [each for each in self._options if median_s[each] < _HOPELESS * median_s[fastest]]
-        again = self._rounds < _ROUNDS and len(hopeful) > 1
-        self._runs.extend(hopeful if again else ())
-        self.way, self.updates = hopeful[0] if again else fastest
+        if not self._runs:
+            median_s = {run: statistics.median(took) for run, took in self._took_s.items()}
+            fastest = min(median_s, key=lambda run: median_s[run] / _DEEPER ** math.log2(run.depth))
+            self._rounds += 1
+            hopeful = [run for run in median_s if median_s[run] < _HOPELESS * median_s[fastest]]
+            deeper = fastest._replace(depth=2 * fastest.depth)
+            if self._rounds < _ROUNDS and len(hopeful) > 1:
+                self._runs.extend(hopeful)
+            elif self._given is None and fastest.option[0] and deeper.depth <= MOST_DEPTH and deeper not in median_s:
+                self._rounds = _ROUNDS
+                self._runs.append(deeper)
+            else:
+                self._start(fastest)
+                return
+        self._start(self._runs[0])

@@ -126,7 +126,7 @@ def pipeline(
     module: nn.Module | Callable[[], nn.Module],
     *,
     inputs: Inputs | None = None,
-    depth: int = 1,
+    depth: int | None = None,
     memory_bytes: int | None = None,
     ahead: bool = False,
     defer_pushes: bool = False,
@@ -147,7 +147,8 @@ def pipeline(
         inputs: a function that maps a batch to the arguments of the module. By default, a `fxlib.Batch` has them; a
             dict gives the entries that the module's forward names; a tuple or list gives as many of its first items as
             the forward takes.
-        depth: number of batches that are pulled before the loop asks for them.
+        depth: number of batches that are pulled before the loop asks for them. By default one, and more, up to
+            `MOST_DEPTH`, while the loop's steps become shorter by it.
         memory_bytes: limit on what these batches and their results hold; a batch is fetched ahead only within it.
         ahead: whether batches may be pulled early, whatever the loader is: the caller states that it draws from no
             generator of this process, and reads nothing that the loop changes.
@@ -194,14 +195,14 @@ class Pipeline(Generic[B]):
         module: nn.Module | Callable[[], nn.Module],
         *,
         inputs: Inputs | None,
-        depth: int,
+        depth: int | None,
         memory_bytes: int | None,
         ahead: bool,
         defer_pushes: bool,
         trainers: int | None,
         stale: int,
     ) -> None:
-        if depth < 1:
+        if depth is not None and depth < 1:
             raise FxlibError(f"depth={depth} batches", where="fxlib.pipeline", hint="Give a depth of 1 or more.")
         if trainers is not None and trainers < 1:
             raise FxlibError(
@@ -291,11 +292,14 @@ class Pipeline(Generic[B]):
                     if isinstance(current.error, StopIteration):
                         return
                     raise current.error
-                while puller.ahead and len(queue) < self._depth and not (queue and queue[-1].error):
+                found = self._opened(used)
+                depth = self._depth or (found[1].depth if found else 1)
+                while puller.ahead and len(queue) < depth and not (queue and queue[-1].error):
                     pull(early=True)
                 if current.entry is not None:
                     current.entry.is_due = True
-                self._fetch(queue, used)
+                if found:
+                    self._fetch(queue, *found, used)
                 yield current.batch  # type: ignore[misc]
                 self._forget(current, used)
         finally:
@@ -307,15 +311,26 @@ class Pipeline(Generic[B]):
                 self.staleness += ahead.staleness
                 ahead.staleness.clear()
 
-    def _fetch(self, queue: Iterable[_Pulled[B]], used: dict[ModuleAhead, list[_Pulled[B]]]) -> None:
-        """Make calls for the batches that were pulled, as far as the memory limit allows."""
+    def _opened(self, used: dict[ModuleAhead, list[_Pulled[B]]]) -> tuple[CapturedModule, ModuleAhead] | None:
+        """Return the current module and what makes its calls ahead, which watches from now on; None if not captured."""
         module = captured_in(self._current_module())
         if module is None:
-            return
-        ahead, held = ahead_of(module), 0
+            return None
+        ahead = ahead_of(module)
         if ahead not in used:
             used[ahead] = []
             ahead.open(self._depth, leaves_pushes=self._defer_pushes, trainers=self._trainers, stale=self._stale)
+        return module, ahead
+
+    def _fetch(
+        self,
+        queue: Iterable[_Pulled[B]],
+        module: CapturedModule,
+        ahead: ModuleAhead,
+        used: dict[ModuleAhead, list[_Pulled[B]]],
+    ) -> None:
+        """Make calls for the batches that were pulled, as far as the memory limit allows."""
+        held = 0
         for index, each in enumerate(queue):
             if each.error is not None:
                 return

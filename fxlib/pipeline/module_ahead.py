@@ -133,7 +133,7 @@ class ModuleAhead(LeavesPushes):
         """Number of steps whose pushes were made."""
         self._trainers = Trainers(module)
         self._choice: Choice = MeasuredChoice()
-        self._depth = 1
+        self._asked_depth: int | None = 1
         self._stale_limits: list[int] = []
         """The `stale=` of each open pipeline."""
         self._most_stale = 0
@@ -206,11 +206,18 @@ class ModuleAhead(LeavesPushes):
             self._warn(Reason.AHEAD_OTHER_INPUTS.sentence(entry.why_not))
         self._rest()
 
-    def open(self, depth: int, *, leaves_pushes: bool = False, trainers: int | None = None, stale: int = 0) -> None:
+    @property
+    def depth(self) -> int:
+        """Number of batches that are fetched before their step, as the last loop to begin asked or as was chosen."""
+        return self._choice.depth
+
+    def open(
+        self, depth: int | None, *, leaves_pushes: bool = False, trainers: int | None = None, stale: int = 0
+    ) -> None:
         """Begin to watch the writes of this process, because a loop has begun.
 
         Args:
-            depth: number of batches ahead of their step.
+            depth: number of batches ahead of their step; None: it is chosen, by measuring.
             leaves_pushes: whether `push_gradients` returns before pushes were answered.
             trainers: number of processes that write to the servers; None if the program has not said.
             stale: number of steps whose pushes a read may miss; of several loops, the smallest holds for all.
@@ -222,7 +229,7 @@ class ModuleAhead(LeavesPushes):
         self._stale_limits.append(stale)
         self._most_stale = min(self._stale_limits)
         self._batches = 0
-        self._depth = depth
+        self._asked_depth = depth
         self._choice.loop_began(depth)
         WATCH.add(self, {})
 
@@ -233,7 +240,7 @@ class ModuleAhead(LeavesPushes):
         choice = self._choice = kind()
         for each in self._programs.values():
             choice.offer(each.ways, updates=each.updates)
-        choice.loop_began(self._depth)
+        choice.loop_began(self._asked_depth)
 
     def close(self, *, leaves_pushes: bool = False, stale: int = 0) -> None:
         """Undo `open`. An exception of a push in flight is kept until it can be raised."""

@@ -76,3 +76,49 @@ def test_what_lies_between_two_loops_is_no_step() -> None:
         choice.loop_began(1)
         steps(choice, 2, {KEYS: 0.010, PUSH: 0.020, None: 0.020})
     assert choice.way is KEYS
+
+
+def deepening(shorter: Mapping[int, float], given: int | None = None, count: int = 60) -> list[int]:
+    """Return the depths of a loop whose steps take 20 ms within the step, and behind the push so long at each depth."""
+    choice, depths = MeasuredChoice(), []
+    choice.offer((PUSH,))
+    choice.loop_began(given)
+    with mock.patch("fxlib.pipeline.choice.time.perf_counter", return_value=0.0) as clock:
+        choice.step_ended()
+        for _ in range(count):
+            depths.append(choice.depth)
+            clock.return_value += 0.020 if choice.way is None else shorter[choice.depth]
+            choice.step_ended()
+    return depths
+
+
+def test_the_depth_doubles_as_long_as_steps_become_shorter() -> None:
+    assert deepening({1: 0.016, 2: 0.008, 4: 0.004, 8: 0.002})[-1] == 8
+    assert deepening({1: 0.016, 2: 0.008, 4: 0.0079})[-1] == 2
+    assert set(deepening({1: 0.016, 2: 0.0159})) == {1, 2}
+    assert deepening({1: 0.016, 2: 0.0159})[-1] == 1
+
+
+def test_a_loop_within_its_steps_has_no_depth_to_choose() -> None:
+    assert set(deepening({1: 0.030})) == {1}
+
+
+def test_a_depth_that_the_loop_gives_is_kept() -> None:
+    assert set(deepening({3: 0.010}, given=3, count=600)) == {3}
+
+
+def test_a_depth_is_chosen_anew_with_the_way() -> None:
+    depths = deepening({1: 0.016, 2: 0.008, 4: 0.008}, count=1200)
+    assert [depth for depth, before in zip(depths[1:], depths, strict=False) if depth != before] == [
+        2,
+        4,
+        2,
+        1,
+        2,
+        4,
+        2,
+        1,
+        2,
+        4,
+        2,
+    ]

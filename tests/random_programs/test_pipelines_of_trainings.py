@@ -19,7 +19,7 @@ from fxlib import batch
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline import by_keys, request, unchanged, updates, watch
 from fxlib.pipeline.by_keys import Rows
-from fxlib.pipeline.module_ahead import ModuleAhead
+from fxlib.pipeline.module_ahead import ModuleAhead, ahead_of, captured_in
 from fxlib.recipes import recipes
 from fxlib.runtime.ahead import Rider
 from tests.random_programs.simulation import simulated
@@ -40,12 +40,18 @@ SEEDS_BY_KEYS = range(many(15))
 
 
 def pipelined(seed: int, counted: list[int] | None = None, *, defer_pushes: bool = False) -> Loop:
-    """Have the batches come through a pipeline of a depth that the seed decides."""
-    depth = random.Random(seed).choice((1, 1, 2, 3))
+    """Have the batches come through a pipeline of a depth that the seed decides, which may change from step to step."""
+    dice = random.Random(seed)
+    depth = dice.choice((1, 1, 2, 3))
+    changes = dice.random() < 0.25
 
     def loop(batches: list[Given], module: GraphModule) -> Iterable[Given]:
-        found = fxlib.pipeline(batches, module, depth=depth, defer_pushes=defer_pushes)
-        yield from found
+        found = fxlib.pipeline(batches, module, depth=None if changes else depth, defer_pushes=defer_pushes)
+        captured = captured_in(module)
+        for each in found:
+            if changes and captured is not None:
+                ahead_of(captured)._choice.depth = dice.randint(1, 4)
+            yield each
         if counted is not None:
             counted.append(found.taken)
 
