@@ -100,7 +100,7 @@ class InTurn(Choice):
 
 
 class MeasuredChoice(Choice):
-    """Tries the ways in turn, keeps the one with the shortest median step, and doubles the depth as long as that pays."""
+    """Tries the ways in turn, keeps the one with the shortest median step, and doubles the depth while that pays."""
 
     def __init__(self) -> None:
         self._options = _options([Way.NOTHING_WRITTEN], updates=False)

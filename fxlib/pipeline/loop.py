@@ -303,13 +303,17 @@ class Pipeline(Generic[B]):
                 yield current.batch  # type: ignore[misc]
                 self._forget(current, used)
         finally:
-            for ahead, pulled in used.items():
-                ahead.withdraw([each.entry for each in pulled])
-                ahead.close(leaves_pushes=self._defer_pushes, stale=self._stale)
-                self.taken, self.unused = self.taken + ahead.taken, self.unused + ahead.unused
-                ahead.taken = ahead.unused = 0
-                self.staleness += ahead.staleness
-                ahead.staleness.clear()
+            self._close(used)
+
+    def _close(self, used: Mapping[ModuleAhead, Iterable[_Pulled[B]]]) -> None:
+        """Leave nothing in flight, and count what the loop took."""
+        for ahead, pulled in used.items():
+            ahead.withdraw([each.entry for each in pulled])
+            ahead.close(leaves_pushes=self._defer_pushes, stale=self._stale)
+            self.taken, self.unused = self.taken + ahead.taken, self.unused + ahead.unused
+            ahead.taken = ahead.unused = 0
+            self.staleness += ahead.staleness
+            ahead.staleness.clear()
 
     def _opened(self, used: dict[ModuleAhead, list[_Pulled[B]]]) -> tuple[CapturedModule, ModuleAhead] | None:
         """Return the current module and what makes its calls ahead, which watches from now on; None if not captured."""
