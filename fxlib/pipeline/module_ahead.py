@@ -20,8 +20,8 @@ from fxlib.analysis.effects.resources import ServerState, states_of
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
 from fxlib.pipeline.choice import Choice, InTurn, MeasuredChoice
-from fxlib.pipeline.keys_once import KeysOnce
 from fxlib.pipeline.leaves_pushes import LeavesPushes
+from fxlib.pipeline.message import KeysOnce
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
 from fxlib.pipeline.trainers import Trainers

@@ -15,21 +15,19 @@ from typing_extensions import override
 
 from fxlib import batch
 from fxlib.analysis.effects.prologue import CallAhead, Way, meet
-from fxlib.analysis.effects.resources import ServerState, contract_of_call
+from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibError
 from fxlib.pipeline.by_keys import Arguments, KeysBroken, NotByKeys, Repair, Rows
-from fxlib.pipeline.keys_once import KeysOnce
-from fxlib.pipeline.updates import Origin, Updates, calls_with_state, origin_of
+from fxlib.pipeline.message import KeysOnce, Message
+from fxlib.pipeline.updates import Updates
 from fxlib.pipeline.watch import WATCH
 from fxlib.reasons import Reason
-from fxlib.runtime import functions, ops
+from fxlib.runtime import ops
 from fxlib.runtime.ahead import Rider
 from fxlib.runtime.gradients.pushes import Push
-from fxlib.runtime.ops.batches import IN_ORDER, BatchInFlight, NamedCall, issue_batch
-from fxlib.runtime.ops.operators import is_this_process, server_name
+from fxlib.runtime.ops.batches import BatchInFlight, NamedCall, issue_batch
 from fxlib.runtime.ops.timeline import calls_in, current_recording
-from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, own_timeout, tensor_bytes
-from fxlib.spec.contract import Contract
+from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, tensor_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,13 +64,11 @@ class Request:
     """
 
     __slots__ = (
-        "_arguments",
         "_end_spans",
         "_future",
         "_is_counted",
-        "_keys_once",
+        "_message",
         "_read_again",
-        "_sent",
         "call",
         "is_updated",
         "missed",
@@ -100,10 +96,7 @@ class Request:
         self.missed = 0
         self._is_counted = False
         """Whether `missed` counts the current pushes."""
-        self._arguments = arguments
-        self._sent = arguments
-        """The arguments that are sent instead, so that the rows come with their state, or each key travels once."""
-        self._keys_once = keys_once
+        self._message = message = Message(call.node, arguments, keys_once)
         self._future: Any = None
         self._end_spans: list[Callable[[], None]] = []
         """Functions that end its spans in flight while it travels behind a push."""
@@ -113,56 +106,22 @@ class Request:
         if by_keys and call.way is Way.BY_KEYS:
             contracts = [each for each in call.contracts if each is not None]
             try:
-                positions = self._named_once(contracts)
-                origins = self._with_state(contracts) if with_state else []
-                sent = [(args, kwargs) for _, args, kwargs in self._calls]
+                positions = message.with_keys_once(contracts)
+                origins = message.with_state(contracts) if with_state else []
+                sent = [(args, kwargs) for _, args, kwargs in message.calls]
                 self.rows = Rows(call.reads, sent, contracts, origins, positions)
             except NotByKeys:
-                self._sent = arguments
-
-    def _named_once(self, contracts: Sequence[Contract]) -> Sequence[torch.Tensor]:
-        """Have each key sent once, if that pays; return which of the rows each position has, if so."""
-        found = None if self._keys_once is None else self._keys_once.of(self._calls, contracts)
-        if found is None:
-            return ()
-        calls, positions = found
-        to, *_ = self._arguments
-        self._sent = (to, tuple(calls), *self._arguments[2:]) if self.is_batch else (to, *calls[0], self._arguments[4])
-        return positions
-
-    def _with_state(self, contracts: Sequence[Contract]) -> Sequence[Origin]:
-        """Have the rows read with their state, and return their origins; return none if that is impossible."""
-        pairs = zip(self._calls, contracts, strict=True)
-        origins = [found for pair in pairs if (found := origin_of(self.server, *pair)) is not None]
-        batched_by = self._arguments[3] if self.is_batch else None
-        sent = calls_with_state(self._calls, contracts, batched_by) if len(origins) == len(contracts) else None
-        if sent is None:
-            return []
-        calls, batched_by = sent
-        to, timeout = self._arguments[0], self._arguments[2 if self.is_batch else 4]
-        self._sent = (to, calls, timeout, batched_by) if self.is_batch else (to, *calls[0], timeout)
-        return origins
-
-    @property
-    def _calls(self) -> Sequence[NamedCall]:
-        """The calls as they are sent: a single one, or those of a batch."""
-        calls: Sequence[NamedCall] = self._sent[1] if self.is_batch else [self._sent[1:4]]
-        return calls
+                message.as_written()
 
     @property
     def server(self) -> str:
         """Name of the server."""
-        return server_name(self._arguments[0])
+        return self._message.server
 
     @property
     def is_behind_push(self) -> bool:
         """Whether a push of its module writes a state that it reads."""
         return self.call.way in (Way.BEHIND_PUSH, Way.BY_KEYS)
-
-    @property
-    def is_batch(self) -> bool:
-        """Whether it is a message of several calls."""
-        return self.call.node.target is issue_batch
 
     @property
     def is_concurrent(self) -> bool:
@@ -177,12 +136,11 @@ class Request:
             stale: whether pushes are expected before its forward, which it will miss.
         """
         self.state = State.IN_FLIGHT  # from here on, a write by another thread drops it
-        if is_this_process(self._arguments[0]) or WATCH.is_being_written(self.call.reads, but=beside):
+        if self._message.stays_here or WATCH.is_being_written(self.call.reads, but=beside):
             self.drop()
             return
-        issue: Callable[..., Any] = issue_batch if self.is_batch else ops.issue_call
         end_spans = self.begin_spans(Way.STALE if stale else self.way)
-        self._future = issue(*self._sent)
+        self._future = self._message.issue()
         _ended_by(self._future, end_spans)
 
     @property
@@ -228,7 +186,8 @@ class Request:
                 self.rows.sample(sample)
         except NotByKeys:
             self.park()
-            self.rows, self._sent = None, self._arguments
+            self.rows = None
+            self._message.as_written()
             return
         if not self.rows.is_concurrent:
             self._await()
@@ -335,27 +294,26 @@ class Request:
         future, self._future = self._future, None
         self.state = State.TAKEN
         merged = self._merged if self.rows is not None and self.rows.is_merged else None
-        if self.is_batch:
-            return _TakenBatch(future, self._arguments, merged, self._made_again)
+        if self._message.is_batch:
+            return _TakenBatch(future, self._message.arguments, merged, self._made_again)
         return _Taken(future, self._make_again, merged)
 
     def _make_again(self) -> Any:
         """Make the call as the program makes it."""
         self._made_again()
-        return ops.remote_call(*self._arguments)
+        return ops.remote_call(*self._message.arguments)
 
     def _made_again(self) -> None:
         """Note that the message that was sent has failed."""
-        if self._sent is not self._arguments:
+        if self._message.failed():
             self.why_not_with_state = "it failed"
-            if self._keys_once is not None:
-                self._keys_once.give_up()
 
     def take_later(self, settle: Callable[[], None]) -> Any:
         """Return the future that replaces the call's issue while pushes are in flight; its wait settles these first."""
-        if self.is_batch:
-            return _LaterBatch(self, settle, self._arguments)
-        return _Later(self, settle, partial(ops.remote_call, *self._arguments))
+        arguments = self._message.arguments
+        if self._message.is_batch:
+            return _LaterBatch(self, settle, arguments)
+        return _Later(self, settle, partial(ops.remote_call, *arguments))
 
     def _merged(self, results: Sequence[Any]) -> list[Any] | None:
         """Return results that contain the rows that were read again; None if that is impossible.
@@ -370,7 +328,7 @@ class Request:
             self.why_not_by_keys = Reason.AHEAD_NO_ROWS.sentence(str(problem))
         except KeysBroken as broken:
             self.why_not_by_keys = BROKEN
-            name = self._calls[broken.args[0]][0]
+            name = self._message.calls[broken.args[0]][0]
             raise FxlibError(
                 f"a row of {name} has changed that no push was to change, so that rows may have been stale",
                 where=f"server {self.server!r}",
@@ -382,29 +340,12 @@ class Request:
 
     def as_call(self) -> batch.Call | None:
         """Return the call as part of a message; None if it cannot travel in one."""
-        if is_this_process(self._arguments[0]):
-            return None
-        return self._as_call(self._calls)
-
-    def _as_call(self, calls: Sequence[NamedCall]) -> batch.Call | None:
-        if not self.is_batch:
-            contract = contract_of_call(self.call.node)
-            ((name, args, kwargs),) = calls
-            batchable = contract is not None and contract.batchable and not name.startswith(".")
-            return (functions.resolve(name), args, kwargs) if batchable else None
-        batched_by = self._sent[3]
-        found = [(functions.resolve(name), args, kwargs) for name, args, kwargs in calls]
-        if batched_by == IN_ORDER:
-            return None
-        if batched_by is None:
-            return batch.run, (found,), {}
-        return batch.run_batched, (functions.resolve(batched_by), found), {}
+        return None if self._message.stays_here else self._message.as_call()
 
     @property
     def timeout_s(self) -> float:
         """Time limit for the server, in seconds; 0 means no limit."""
-        count = len(self._arguments[1]) if self.is_batch else 1
-        return own_timeout(self._arguments[2 if self.is_batch else 4]) * count
+        return self._message.timeout_s
 
     def deliver(self, outcome: Any) -> None:
         """Take the part of a message's answer that belongs to the call."""
@@ -419,8 +360,8 @@ class Request:
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(outcome)
         self._future = future
-        if self.is_batch:
-            flying = BatchInFlight(*self._arguments[:3], in_order=False)
+        if self._message.is_batch:
+            flying = BatchInFlight(*self._message.arguments[:3], in_order=False)
             flying.future = future
             self._future = flying
 
@@ -431,13 +372,14 @@ class Reread:
     def __init__(self, request: Request, repair: Repair, calls: Sequence[tuple[int, Arguments]]) -> None:
         self._request = request
         self._repair = repair
-        self._sent: list[NamedCall] = [(request._calls[index][0], *arguments) for index, arguments in calls]
+        self._message = message = request._message
+        self._sent: list[NamedCall] = [(message.calls[index][0], *arguments) for index, arguments in calls]
         self.server, self.timeout_s, self.reads = request.server, request.timeout_s, request.call.reads
         self._end_spans = request.begin_spans(Way.BEHIND_PUSH, (index for index, _ in calls))
 
     def as_call(self) -> batch.Call | None:
         """Return it as one call of a message; None if it cannot travel in one."""
-        return self._request._as_call(self._sent)
+        return self._message.as_call(self._sent)
 
     def deliver(self, outcome: Any) -> None:
         """Take the part of a message's answer that belongs to it."""
@@ -449,7 +391,7 @@ class Reread:
         if outcome is None or batch.failed(outcome) or WATCH.is_being_written(self.reads):
             request.drop()
             return
-        results = outcome if request.is_batch else [outcome]
+        results = outcome if self._message.is_batch else [outcome]
         request.rows.read_again(self._repair, lambda: _succeeded(results))
 
     def make(self) -> None:
@@ -458,17 +400,13 @@ class Reread:
         if request.rows is None or WATCH.is_being_written(self.reads):
             request.drop()
             return
-        to, timeout = request._arguments[0], request._arguments[2 if request.is_batch else 4]
-        if request.is_batch:
-            flying: Any = issue_batch(to, tuple(self._sent), timeout, request._sent[3])
-            request._read_again.append(flying)
-            _ended_by(flying, self._end_spans)
+        flying = self._message.issue(self._sent)
+        request._read_again.append(flying)
+        _ended_by(flying, self._end_spans)
+        if self._message.is_batch:
             request.rows.read_again(self._repair, lambda: [flying.result(index) for index in range(len(flying))])
         else:
-            future = ops.issue_call(to, *self._sent[0], timeout)
-            request._read_again.append(future)
-            _ended_by(future, self._end_spans)
-            request.rows.read_again(self._repair, lambda: [future.wait()])
+            request.rows.read_again(self._repair, lambda: [flying.wait()])
 
 
 def _ended_by(future: Any, end_spans: Sequence[Callable[[], None]]) -> None:

@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 import torch
 
 from fxlib.analysis.effects.prologue import meet
-from fxlib.analysis.effects.resources import ServerState, states_of
+from fxlib.analysis.effects.resources import ServerState, declared_contract, states_of
 from fxlib.batch import KnownRows
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
 from fxlib.runtime.gradients.pushes import Push
 from fxlib.runtime.ops.batches import IN_ORDER, NamedCall
-from fxlib.spec.contract import Contract, contract_of
+from fxlib.spec.contract import Contract
 from fxlib.utils.compare import same_bits
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -74,8 +74,7 @@ def _others(args: tuple[Any, ...], kwargs: Mapping[str, Any], keys: torch.Tensor
 def _declares(name: str, option: str, value: str | None) -> bool:
     """Whether this process knows a function that declares an option, and the function that the option names."""
     try:
-        contract = contract_of(functions.resolve(name))
-        found = None if contract is None else getattr(contract, option)
+        found = getattr(declared_contract(name), option, None)
         return found is not None and value in (None, found) and bool(functions.resolve(found))
     except ContractError:
         return False
@@ -95,7 +94,7 @@ def calls_with_state(
         return None
     names = [str(contract.with_state) for contract in contracts]
     if batched_by is not None:
-        forms = {getattr(contract_of(functions.resolve(name)), "batched_by", None) for name in names}
+        forms = {getattr(declared_contract(name), "batched_by", None) for name in names}
         (batched_by,) = forms if len(forms) == 1 else (None,)
         if batched_by is None:
             return None

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from fxlib.pipeline.keys_once import KeysOnce
+from fxlib.pipeline.message import KeysOnce
 from fxlib.spec.contract import contract_of
 from tests.pipeline.test_by_keys import KEYS, captured, check_same, no_delay, plain, trained
 from tests.random_programs.trainings import look_up_bags, look_up_momentum, look_up_rows
@@ -61,7 +61,7 @@ def test_keys_that_are_mostly_different_travel_as_they_are(sent: list[list[int]]
 def test_some_batches_may_repeat_their_keys_and_some_not(
     function: Callable[..., torch.Tensor], sent: list[list[int]]
 ) -> None:
-    with mock.patch("fxlib.pipeline.keys_once._LOOK_EVERY", 1):
+    with mock.patch("fxlib.pipeline.message._LOOK_EVERY", 1):
         check_same([*REPEATED, *KEYS, torch.tensor([], dtype=torch.int64), *REPEATED] * 2, function)
     assert sent
 
