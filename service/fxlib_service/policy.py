@@ -54,7 +54,7 @@ class Policy:
             with path.open("rb") as file:
                 mode = path.stat().st_mode
                 table = tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             problem = (error.strerror or "") if isinstance(error, OSError) else str(error)
             raise FxlibError(f"cannot read {path}: {problem}", where="--policy") from error
         if mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -56,6 +56,8 @@ def test_a_principal_may_have_certificates_as_well(tmp_path: Path) -> None:
             "principals.a.tokens_sha256: one of them is the digest of an empty token",
         ),
         ("[principals", "cannot read"),
+        (f"[quota]\nqueued_jobs = {'9' * 5_000}", "cannot read"),
+        (f"x = {'[' * 5_000}", "cannot read"),
     ],
 )
 def test_what_is_wrong_is_said_by_its_place(tmp_path: Path, text: str, says: str) -> None:
