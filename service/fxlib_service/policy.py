@@ -17,7 +17,7 @@ from typing import Final, cast
 from fxlib.errors import FxlibError
 from fxlib_service.field_checks import is_namespace
 from fxlib_service.quotas import Quota, Quotas, merged
-from fxlib_service.roles import Caller, Role
+from fxlib_service.roles import OWNER, Caller, Role
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
@@ -94,6 +94,8 @@ def _policy(table: Mapping[str, object]) -> Policy:
         where = f"principals.{name}"
         if not _NAME.fullmatch(name):
             raise _wrong(where, "must be named by up to 63 letters, digits or ._@-")
+        if name == OWNER.name:
+            raise _wrong(where, "is the name of whoever started the service, in logs and in jobs; choose another")
         if not isinstance(entry, dict):
             raise _wrong(where, "must be a table")
         _check_keys(entry, _KEYS, where)

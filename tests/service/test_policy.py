@@ -55,6 +55,7 @@ def test_a_principal_may_have_certificates_as_well(tmp_path: Path) -> None:
             f"[principals.a]\nrole = 'operator'\ntokens_sha256 = ['{hashlib.sha256(b'').hexdigest()}']",
             "principals.a.tokens_sha256: one of them is the digest of an empty token",
         ),
+        ("[principals.owner]\nrole = 'viewer'\ntokens_sha256 = ['D']", "principals.owner: is the name of"),
         ("[principals", "cannot read"),
         (f"[quota]\nqueued_jobs = {'9' * 5_000}", "cannot read"),
         (f"x = {'[' * 5_000}", "cannot read"),
