@@ -111,7 +111,7 @@ def load_device(name: str | os.PathLike[str]) -> Device:
         raise FxlibError(
             f"no device has this name, and no file: {error.strerror}", where=str(name), hint=f"There are {known}."
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FxlibError(f"is not TOML: {error}", where=str(path)) from error
     return _device(data, str(path))
 

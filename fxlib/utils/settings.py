@@ -229,7 +229,7 @@ class Application(Generic[C]):
             tables = tomllib.loads(path.read_text())
         except OSError as error:
             raise OptionError(error.strerror or str(error), option="config", where=str(path)) from None
-        except ValueError as error:  # not TOML, or not UTF-8
+        except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
             raise OptionError(f"it is not TOML: {error}", option="config", where=str(path)) from None
         _check_names(tables, TABLES, f"{path}:", "table")
         table = tables.get(self.command, {})

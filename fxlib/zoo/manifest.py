@@ -209,7 +209,7 @@ def read_manifest(path: Path) -> Manifest:
         raise ManifestError("it is not UTF-8 text", where=str(path)) from error
     try:
         read = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(str(error), where=str(path)) from error
     reader = _Reader(path, text)
     seen = dict[str, Entry]()
@@ -400,6 +400,11 @@ class _Reader:
             _ = entry.trial
         except FxlibError as error:
             raise self.error(str(error), key=error.where.rpartition(".")[2], index=index) from error
+        try:
+            _ = entry.digest
+        except TypeError as error:
+            hint = "Write it as text, and have the factory read it."
+            raise self.error("a date or a time is no value here", key="args", index=index, hint=hint) from error
         threads: object = entry.threads  # a matrix may hold anything
         if threads is not None and not (isinstance(threads, int) and threads > 0):
             raise self.error(f"threads is a whole number above zero, not {threads!r}", key="threads", index=index)

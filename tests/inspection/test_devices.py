@@ -158,6 +158,8 @@ def test_this_processor_is_measured_and_written(tmp_path: Path, monkeypatch: pyt
         ('work = "any"', 'work = "magic"', "'magic' is no kind of work"),
         ("[[memory]]", "[[peaks]]", "Write at least one"),
         ("layer_s = 0", "layer_s =", "is not TOML"),
+        ("layer_s = 0", f"layer_s = {'9' * 5_000}", "is not TOML"),
+        ("layer_s = 0", f"layer_s = {'[' * 5_000}", "is not TOML"),
         ("flops_per_s = 1000", "flops_per_s = 0", "flops_per_s is 0.0"),
     ],
 )

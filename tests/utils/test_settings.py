@@ -80,6 +80,7 @@ def test_a_group_is_there_if_one_of_its_options_is_and_then_whole() -> None:
         ("wait_seconds = 3", r":worker.wait_seconds: there is no such option. Did you mean wait-seconds\?"),
         ("parts = 90", ":worker.parts: too many. Wait longer."),
         ("parts = ", ": it is not TOML"),
+        ("parts = " + "[" * 5_000, ": it is not TOML"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_told_with_its_key(tmp_path: Path, text: str, says: str) -> None:

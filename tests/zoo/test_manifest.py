@@ -63,6 +63,7 @@ TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
         ('[[model]]\nfactory = "m:f"\nrecipe = "inferense"\n', 3, "inferense"),
         ('[[model]]\nfactory = "m:f"\npasses = [["dead_code", {a = 1}]]\n', 3, "dead_code"),
         ('[[model]]\nfactory = "m:f"\npasses = [3]\n', 3, ""),
+        ('[[model]]\nfactory = "m:f"\nargs = {day = 2026-01-01}\n', 3, "a date or a time is no value here"),
         ('[[model]]\nfactory = "m"\n', 2, "'m' is not of the form pkg.mod:function"),
         ('[[model]]\nname = "a"\n', 1, "a model has one source; this one has none of factory, file, entry_point"),
         ('[[model]]\nfactory = "m:f"\nfile = "a.fxg"\n', 2, "this one has factory and file"),
@@ -127,6 +128,12 @@ def test_files_and_entry_points_are_measured_at_several_batch_sizes(tmp_path: Pa
         "target": "64:int64",
         "count": 2,
     }
+
+
+@pytest.mark.parametrize("value", ["9" * 5_000, "[" * 5_000])
+def test_a_value_that_python_does_not_read_is_an_error(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ManifestError, match=r"zoo\.toml: "):
+        read(tmp_path, f"[defaults]\nbudget_s = {value}\n")
 
 
 def test_a_missing_manifest_is_an_error(tmp_path: Path) -> None:
