@@ -38,7 +38,7 @@ from fxlib_service.clock import Clock
 from fxlib_service.config import APPLICATION, Config
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.named_blobs import NamedBlobs
-from fxlib_service.open_stores import LOCK, RESTORING, DataLock, blob_store, is_shared, sqlite_url
+from fxlib_service.open_stores import LOCK, RESTORING, DataLock, blob_store, is_shared, sqlite_path
 from fxlib_service.storage_faults import in_full
 from fxlib_service.stores import schema
 
@@ -50,9 +50,9 @@ _UNFINISHED: Final = ".unfinished"
 _STORES: Final = ("data", "database", "blobs")
 """The options of the service that locate its database and blobs."""
 _SQLITE, _POSTGRES = "service.sqlite", "service.pgdump"
-_FOREIGN: Final = frozenset({LOCK, "lost+found"})
-"""The names that an empty data folder may hold: the lock of this process, and a file system's own folder at its
-root."""
+_FOREIGN: Final = frozenset({LOCK, f"{_SQLITE}.{LOCK}", "lost+found"})
+"""The names that an empty data folder may hold: the lock of this process, that of a service that was here, and a file
+system's own folder at its root."""
 _PIECE: Final = 8 << 20
 _BACKUP_DESCRIPTION: Final = "Back a service up, which may run meanwhile: its database, and the blobs that jobs name."
 _RESTORE_DESCRIPTION: Final = """Restore a backup, where no service runs, into an empty data folder and, with
@@ -169,9 +169,9 @@ def make(config: Config, folder: Path) -> Manifest:
     """
     if folder.exists():
         raise FxlibError("it exists", where=str(folder), hint="Name a folder that does not.")
-    if not (is_shared(config) or _sqlite_path(config).exists()):
+    if not (is_shared(config) or sqlite_path(config).exists()):
         hint = "Is it another folder?"
-        raise FxlibError(f"there is no database {_sqlite_path(config)}", where="--data", hint=hint)
+        raise FxlibError(f"there is no database {sqlite_path(config)}", where="--data", hint=hint)
     whole = folder.absolute()
     unfinished = whole.with_name(f"{whole.name}{_UNFINISHED}")
     blobs = blob_store(config, Clock())
@@ -275,7 +275,7 @@ def _snapshot(config: Config, folder: Path) -> Iterator[tuple[Path, sa.Connectio
             _run(config, "pg_dump", "--format=custom", f"--snapshot={name}", *tables, f"--file={path}")
             yield path, db
         return
-    original = _sqlite_path(config)
+    original = sqlite_path(config)
     try:
         # Not read-only, since a database whose service was killed has to be recovered first.
         with (
@@ -396,7 +396,7 @@ def _piece_of(path: Path, *, offset: int) -> bytes:
 
 def _restored_sqlite(config: Config, manifest: Manifest, *, again: bool) -> Callable[[Path], None] | None:
     """Return a function that restores an SQLite database; None if it is restored already."""
-    target = _sqlite_path(config)
+    target = sqlite_path(config)
     if target.exists():
         if again and _digest(target) == manifest.sha256:
             return None
@@ -437,10 +437,6 @@ def _restored_postgres(config: Config, manifest: Manifest, *, again: bool) -> Ca
 
 
 # ------------------------------------------------------------------------------------------------- databases and files
-
-
-def _sqlite_path(config: Config) -> Path:
-    return Path(sa.make_url(sqlite_url(config)).database or "")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Opens what a service keeps: its data folder, for one process at a time, and the stores that the options name.
+"""Opens what a service keeps: its folder and its SQLite database, for one process at a time, and all its stores.
 
 No process uses a data folder while its restore is incomplete.
 """
@@ -9,6 +9,8 @@ import fcntl
 import os
 from pathlib import Path
 from typing import Final
+
+import sqlalchemy as sa
 
 from fxlib.errors import FxlibError
 from fxlib_service.blobs.base import BlobStore
@@ -23,29 +25,51 @@ RESTORING: Final = "restoring"
 LOCK: Final = "lock"
 
 
-class DataLock:
-    """An exclusive lock on the data folder. The kernel releases it when the process ends, however it ends.
+class Lock:
+    """An exclusive lock. The kernel releases it when the process ends, however it ends.
+
+    Args:
+        file: the file to lock, which is created if it does not exist.
+        what: the folder or the database that it stands for.
+        option: the option that names it.
+
+    Raises:
+        FxlibError: another process holds the lock, or its file cannot be made or written.
+    """
+
+    def __init__(self, file: Path, what: Path, option: str) -> None:
+        try:
+            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise FxlibError(f"cannot use {what}: {error.strerror}", where=option) from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise FxlibError(f"another service uses {what}", where=option, hint="Give each its own.") from None
+
+    def release(self) -> None:
+        """Release the lock, so that another service can use what it stands for."""
+        os.close(self._descriptor)
+
+
+class DataLock(Lock):
+    """The lock on the data folder.
 
     Args:
         folder: the data folder, which is created if it does not exist.
         restores: whether it is for a restore, which may find the folder partly restored.
 
     Raises:
-        FxlibError: another process holds the lock, its file cannot be made or written, or a restore into the folder was
-            not finished.
+        FxlibError: as for every lock, or a restore into the folder was not finished.
     """
 
     def __init__(self, folder: Path, *, restores: bool = False) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise FxlibError(f"cannot use {folder}: {error.strerror}", where="--data") from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.release()
-            raise FxlibError(f"another service uses {folder}", where="--data", hint="Give each its own.") from None
+        super().__init__(folder / LOCK, folder, "--data")
         if (folder / RESTORING).exists() and not restores:
             self.release()
             raise FxlibError(
@@ -54,9 +78,15 @@ class DataLock:
                 hint="Run the restore again, or delete the folder.",
             )
 
-    def release(self) -> None:
-        """Release the lock, so that another service can use the folder."""
-        os.close(self._descriptor)
+
+class DatabaseLock(Lock):
+    """The lock on an SQLite database, which services with data folders of their own may name all the same.
+
+    It is a file beside the database, since SQLite loses its own locks when any descriptor of the database is closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.with_name(f"{path.name}.{LOCK}"), path, "--database")
 
 
 def is_shared(config: Config) -> bool:
@@ -67,6 +97,11 @@ def is_shared(config: Config) -> bool:
 def sqlite_url(config: Config) -> str:
     """Return the URL of the database if it is SQLite."""
     return config.database_url or f"sqlite:///{config.data / 'service.sqlite'}"
+
+
+def sqlite_path(config: Config) -> Path:
+    """Return the file of the database if it is SQLite."""
+    return Path(sa.make_url(sqlite_url(config)).database or "")
 
 
 def job_store(config: Config) -> SqlJobStore:

@@ -33,7 +33,7 @@ from fxlib_service.core import Core, make_core
 from fxlib_service.errors import ServiceError
 from fxlib_service.followed_files import AccessFiles, TlsFiles
 from fxlib_service.interceptor import CallInterceptor
-from fxlib_service.open_stores import DataLock, blob_store, job_store
+from fxlib_service.open_stores import DatabaseLock, DataLock, Lock, blob_store, job_store, sqlite_path, sqlite_url
 from fxlib_service.reserve import Reserve
 from fxlib_service.roles import Role
 
@@ -147,7 +147,7 @@ class Server:
     """One service process: `start` opens it, and `stop` shuts it down in order."""
 
     def __init__(self, config: Config) -> None:
-        """Read the policy and the owner's token, and lock the data folder.
+        """Read the policy and the owner's token, and lock the data folder and an SQLite database.
 
         Raises:
             FxlibError: the policy or the token cannot be used, or another service holds the lock.
@@ -158,7 +158,13 @@ class Server:
         self._authenticator = self._access.authenticator
         self._tls: TlsFiles | None = None
         self._local: LocalService | None = None
-        self._data_lock = DataLock(config.data)
+        self._locks: list[Lock] = [DataLock(config.data)]
+        if sqlite_url(config).startswith("sqlite:///"):
+            try:
+                self._locks.append(DatabaseLock(sqlite_path(config)))
+            except BaseException:
+                self._unlock()  # the caller gets no server to stop
+                raise
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
         self._accepts = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -231,7 +237,11 @@ class Server:
             await asyncio.to_thread(_end_http, *self._metrics)
         if self._core is not None:
             await self._core.close()
-        self._data_lock.release()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        for lock in self._locks:
+            lock.release()
 
     async def _listen(self, core: Core, calls: CallInterceptor) -> Address:
         config, limits = self._config, self._config.limits

@@ -311,6 +311,18 @@ async def test_one_service_to_a_data_folder(tmp_path: Path) -> None:
         pass
 
 
+async def test_one_service_to_an_sqlite_database(tmp_path: Path) -> None:
+    def with_(folder: str) -> Config:
+        return Config(data=tmp_path / folder, database_url=f"sqlite:///{tmp_path}/one.sqlite")
+
+    first = Server(with_("a"))
+    for _ in range(2):
+        with pytest.raises(FxlibError, match=r"--database: another service uses .*one\.sqlite"):
+            Server(with_("b"))
+    await first.stop()
+    await Server(with_("b")).stop()
+
+
 async def test_one_service_to_an_address(tmp_path: Path) -> None:
     first = Server(Config(data=tmp_path / "a", listen=ANYWHERE, metrics=ANYWHERE))
     listen, metrics = await first.start()
