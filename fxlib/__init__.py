@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fxlib.render import write_report
     from fxlib.rules import Rule, register_guard
     from fxlib.runtime.graph_set import usage
-    from fxlib.runtime.ops.clients import register_call
+    from fxlib.runtime.ops.calls import register_call
     from fxlib.runtime.push_gradients import drop_gradients, push_gradients
     from fxlib.serialization.files import load, save
     from fxlib.serialization.package import to_folder
@@ -122,7 +122,7 @@ _HOMES = {
     "fxlib.client.result": ("Result",),
     "fxlib.spec.report": ("Usage",),
     "fxlib.rules": ("Rule", "register_guard"),
-    "fxlib.runtime.ops.clients": ("register_call",),
+    "fxlib.runtime.ops.calls": ("register_call",),
     "fxlib.runtime.graph_set": ("usage",),
     "fxlib.spec.job": ("TrialOptions",),
     "fxlib.equivalence.verify": ("verify",),

@@ -224,7 +224,7 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
     also: tuple[FunctionType, ...] = ()
     drawn = 0
     for _ in range(_ATTEMPTS):
-        with _collecting_nothing():
+        with collector_paused():  # finalizers are not part of the forward, and new stand-ins are found at once
             recorder = Recorder(model, also)
             try:
                 captured = attempt(recorder)
@@ -257,14 +257,14 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
 
 
 @contextmanager
-def _collecting_nothing() -> Iterator[None]:
-    """Switch garbage collection off: finalizers are not part of the forward, and new stand-ins are found at once."""
-    collecting = gc.isenabled()
+def collector_paused() -> Iterator[None]:
+    """Keep Python's cycle collector from running in a block."""
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_on:
             gc.enable()
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import gc
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from torch.fx import Graph, GraphModule
 
 from fxlib.analysis.effects.resources import function_name, speaks_to
+from fxlib.capture.api import collector_paused
 from fxlib.capture.capture_variant import capture_variant, mode_of
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.config import disabled
@@ -105,7 +104,7 @@ class Recipe:
             PassError: a pass does not apply, or broke its declaration.
         """
         request = PlanningRequest() if request is None else request
-        with _collector_paused():
+        with collector_paused():  # it would walk a large graph again and again, for four tenths of the time
             return _rewrite(module, self, request, diffs=diffs)
 
 
@@ -312,21 +311,6 @@ def with_variants(graph: CapturedModule, main: GraphModule, variants: Mapping[st
         for name, variant in variants.items():
             module._fxlib.graphs.add(module, name, variant)
     return module
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python's cycle collector from walking a large graph again and again while a copy of it is made.
-
-    Otherwise, the collector takes four tenths of the time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _unscheduled(graph: Graph) -> Iterable[CallReport]:

@@ -4,8 +4,7 @@ The operators that generated code calls are in `fxlib.runtime.ops`.
 """
 
 from fxlib.runtime.module import CapturedModule
-from fxlib.runtime.ops.calls import CallKind, is_call, is_issue, is_wait, kind_of, kinds, register
-from fxlib.runtime.ops.clients import register_call
+from fxlib.runtime.ops.calls import CallKind, is_call, is_issue, is_wait, kind_of, kinds, register, register_call
 from fxlib.runtime.ops.timeline import Recording, exposed_s, record
 
 __all__ = [

@@ -21,7 +21,7 @@ from typing_extensions import override
 from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure, own_code
 from fxlib.runtime.ahead import Ahead
-from fxlib.runtime.compilers import break_at, is_compiled, skip
+from fxlib.runtime.dynamo import break_at, is_compiled, skip
 from fxlib.runtime.gradients.plain_forward import tracked_calls
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.graph_set import GraphSet, GuardFailure

@@ -29,8 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.errors import CaptureError, FxlibError
 from fxlib.runtime import failure
-from fxlib.runtime.compilers import outside_of_dynamo
 from fxlib.runtime.data_parallel import is_closed, is_ordinary
+from fxlib.runtime.dynamo import outside_of_dynamo
 from fxlib.runtime.guards.capture_facts import Change
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.lowering import over

@@ -42,8 +42,6 @@ from fxlib_service.open_stores import LOCK, RESTORING, DataLock, blob_store, is_
 from fxlib_service.storage_faults import in_full
 from fxlib_service.stores import schema
 
-COMMANDS: Final = ("backup", "restore")
-
 _FORMAT: Final = 1
 _MANIFEST: Final = "manifest.json"
 _UNFINISHED: Final = ".unfinished"

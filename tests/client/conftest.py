@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import fxlib
+from fxlib.client import Client
 from fxlib.client.connection import Connection
 from tests.client.scripted import Scripted, serving
 
@@ -24,3 +26,9 @@ def connection(address: str) -> Iterator[Connection]:
     opened = Connection(address)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    with fxlib.connect(address, patience_s=60) as opened:
+        yield opened

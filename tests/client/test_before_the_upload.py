@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,12 +51,6 @@ def secret(x: Tensor) -> Tensor:
 class Keeps(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return secret(x)
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[Client]:
-    with fxlib.connect(address, patience_s=60) as opened:
-        yield opened
 
 
 def ask(client: Client, model: nn.Module, described: Workload, **asked: Any) -> fxlib.Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,12 +33,6 @@ class Model(nn.Module):
 
 def workload() -> Workload:
     return Workload.describe([(X, MASK)])
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[Client]:
-    with fxlib.connect(address, patience_s=60) as opened:
-        yield opened
 
 
 def evaluate(module: nn.Module, *args: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import pytest
@@ -21,12 +21,6 @@ from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[Client]:
-    with fxlib.connect(address, patience_s=60) as opened:
-        yield opened
 
 
 @pytest.fixture

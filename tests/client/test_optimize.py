@@ -4,7 +4,7 @@ import copy
 import re
 import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -21,12 +21,6 @@ from fxlib.spec.profile import NodeProfile
 from fxlib.v1 import graph_pb2
 from tests.client.models import Clicks, workload
 from tests.client.scripted import FAILED, RUNNING, Scripted, event
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[Client]:
-    with fxlib.connect(address, patience_s=60) as opened:
-        yield opened
 
 
 @pytest.fixture

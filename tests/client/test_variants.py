@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -48,12 +47,6 @@ def workload(**more: object) -> Workload:
 
 def bare() -> Variant:
     return Variant(name="no mask", batches=[(X, IDS)])
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[Client]:
-    with fxlib.connect(address, patience_s=60) as opened:
-        yield opened
 
 
 def adopts(service: Scripted, name: str, module: nn.Module | None) -> None:

@@ -25,6 +25,7 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
 from fxlib.analysis.operators.operator_names import called_in
 from fxlib.errors import PassError
+from fxlib.passes.infra.edit import held_tensors
 from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
 from fxlib.reasons import Declined
 from fxlib.runtime.ops.calls import is_issue, is_wait
@@ -335,7 +336,7 @@ class Invariants:
                 fences.append(node.name)
         return cls(
             signature=tuple((node.name, node.target) for node in nodes if node.op == "placeholder"),
-            state=_state(module),
+            state=held_tensors(module),
             calls=tuple(sorted(calls)),
             unwaited=tuple(sorted(unwaited)),
             sequences=(tuple(random), tuple(fences)),
@@ -345,7 +346,7 @@ class Invariants:
 
     def after(self, module: GraphModule, *, changes: int) -> Invariants:
         """Inspect the module that a pass made of this one, briefly if the pass did nothing."""
-        if not changes and self.nodes == _nodes(module) and self.state == _state(module):
+        if not changes and self.nodes == _nodes(module) and self.state == held_tensors(module):
             return self
         return Invariants.of(module)
 
@@ -386,10 +387,6 @@ def _calls_in(node: Node) -> Iterator[str]:
 
 def _nodes(module: GraphModule) -> list[tuple[object, ...]]:
     return [(node, node.target, node.args, node.kwargs) for node in module.graph.nodes]
-
-
-def _state(module: GraphModule) -> dict[str, int]:
-    return {name: id(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
 
 def _listed(one: tuple[str, ...], other: tuple[str, ...]) -> str:

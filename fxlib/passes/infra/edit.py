@@ -137,7 +137,7 @@ def _number(nodes: Sequence[Node]) -> None:
 
 def differs(before: GraphModule, after: GraphModule) -> bool:
     """Return whether two modules would run different code, or on different parameters and buffers."""
-    if len(before.graph.nodes) != len(after.graph.nodes) or _state(before) != _state(after):
+    if len(before.graph.nodes) != len(after.graph.nodes) or held_tensors(before) != held_tensors(after):
         return True
     pairs = zip(before.graph.nodes, after.graph.nodes, strict=True)
     return any(_code(one) != _code(other) for one, other in pairs)
@@ -148,5 +148,6 @@ def _code(node: Node) -> tuple[object, ...]:
     return node.name, node.op, node.target, str(node.args), str(node.kwargs), node.meta.get(BACKEND)
 
 
-def _state(module: GraphModule) -> dict[str, int]:
+def held_tensors(module: GraphModule) -> dict[str, int]:
+    """Return which object each parameter and buffer of a module is, by its path."""
     return {name: id(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}

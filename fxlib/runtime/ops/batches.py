@@ -16,7 +16,7 @@ from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 from fxlib import batch
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.runtime import functions
-from fxlib.runtime.compilers import outside_of_dynamo
+from fxlib.runtime.dynamo import outside_of_dynamo
 from fxlib.runtime.ops.operators import Future, call_now, is_this_process, server_name
 from fxlib.runtime.tracking.flow_control import DEADLINES
 from fxlib.runtime.tracking.forward_context import THREAD, current_flow_control, received

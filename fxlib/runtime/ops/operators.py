@@ -19,7 +19,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 
 from fxlib.runtime import functions
-from fxlib.runtime.compilers import outside_of_dynamo
+from fxlib.runtime.dynamo import outside_of_dynamo
 from fxlib.runtime.tracking.flow_control import DEADLINES, FlowControl
 from fxlib.runtime.tracking.forward_context import current_flow_control, current_forward, received
 from fxlib.runtime.tracking.track import track

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fxlib.errors import ContractError
-from fxlib.runtime.compilers import outside_of_dynamo
+from fxlib.runtime.dynamo import outside_of_dynamo
 
 
 @outside_of_dynamo

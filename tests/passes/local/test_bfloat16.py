@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,12 +18,7 @@ from fxlib.utils.compare import relative_error
 from tests.models.nets import applied, changes, graph_runs, made, reasons
 from tests.passes.local.test_quantize import Net, images, rows
 
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 class Dtypes(Interpreter):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +23,7 @@ from fxlib.utils.compare import relative_error
 from tests.capture.servers import lookup
 from tests.models.nets import called, changes, graph_runs, made, reasons
 
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    """Draw the same weights in every run: how large an error is depends on them."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 class Net(nn.Module):

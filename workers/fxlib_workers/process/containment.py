@@ -62,9 +62,6 @@ class Part(enum.StrEnum):
     """A cgroup that bounds memory and processes of the job as a whole; without it, each process has its own limits."""
 
 
-ALL_PARTS: Final = frozenset(Part)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """A network that processes of one host may share, given by the files of /proc for its namespaces.
