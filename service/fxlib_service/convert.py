@@ -38,9 +38,11 @@ def job_message(job: Job, result: bytes | None = None, live: bytes | None = None
 def job_line(job: Job, result: bytes | None, live: bytes | None) -> jobs_pb2.Job:
     """Return the message of a job in a listing, with only the decision, the reason and the figures of its answer."""
     proto = job_message(job, result, live)
-    for field, _ in proto.result.ListFields() if result is not None else ():
-        if field.name not in _IN_LISTINGS:
-            proto.result.ClearField(field.name)
+    if result is not None:
+        proto.result.DiscardUnknownFields()
+        for field, _ in proto.result.ListFields():
+            if field.name not in _IN_LISTINGS:
+                proto.result.ClearField(field.name)
     return proto
 
 

@@ -31,6 +31,9 @@ _MAX_TEXT: Final = 256
 _MAX_MESSAGE: Final = 4_000
 _MAX_RATE: Final = 1e15
 _MAX_GAIN: Final = 1e6
+_MAX_LIVE_BYTES: Final = 1_000
+"""Size in bytes of the largest live report, of which a listing holds hundreds. Figures take a tenth of it; the rest is
+left for fields of later versions."""
 
 
 def is_namespace(text: str) -> bool:
@@ -120,12 +123,24 @@ def check_failure(code: str) -> None:
         raise invalid("failure.code", "must be a name like WORKER_LOST")
 
 
+def check_reason(code: str) -> None:
+    """Check the code of an answer's reason, which is in every listing.
+
+    Raises:
+        ServiceError: INVALID_REQUEST.
+    """
+    if code and not _FAILURE.fullmatch(code):
+        raise invalid("result.reason_code", "must be a name like NOT_FASTER")
+
+
 def check_live(live: jobs_pb2.LiveFigures) -> None:
     """Check the figures that a launcher reports of its own steps.
 
     Raises:
         ServiceError: INVALID_REQUEST.
     """
+    if live.ByteSize() > _MAX_LIVE_BYTES:
+        raise invalid("live", f"must be at most {_MAX_LIVE_BYTES} bytes")
     for field in ("qps_original", "qps_optimized"):
         if not 0.0 <= getattr(live, field) <= _MAX_RATE:
             raise invalid(f"live.{field}", f"must be a rate: 0 to {_MAX_RATE:g}")

@@ -83,6 +83,7 @@ async def test_a_job_without_an_answer_has_no_training_to_tell_of() -> None:
         jobs_pb2.LiveFigures(gain=jobs_pb2.Estimate(value=math.nan)),
         jobs_pb2.LiveFigures(gain=jobs_pb2.Estimate(value=0.5, low=0.6, high=0.7)),
         jobs_pb2.LiveFigures(gain=jobs_pb2.Estimate(value=-2, low=-3, high=0)),
+        jobs_pb2.LiveFigures.FromString(b"\xfa\x7f\xd0\x0f" + b"x" * 2_000),  # a field of no release
     ],
 )
 async def test_figures_that_make_no_sense_are_refused(live: jobs_pb2.LiveFigures) -> None:

@@ -256,6 +256,20 @@ async def test_what_a_worker_tells_is_one_plain_line() -> None:
         assert (await get(core, job.id)).failure.message == " [2Jgone fxlib: done"
 
 
+async def test_what_a_worker_writes_beside_the_figures_does_not_swell_a_listing() -> None:
+    async with make_service() as core:
+        job = await submit(core)
+        lease = await leased(core)
+        result, unknown = answer(), jobs_pb2.JobResult(reason="x" * 50_000).SerializeToString()
+        result.reason = "why\n" * 50_000
+        result.MergeFromString(b"\xfa\x7f" + unknown[1:])  # a field that this release does not know
+        await complete(core, lease, result)
+        [listed] = (await core.optimizer.ListJobs(jobs_pb2.ListJobsRequest(), None)).jobs
+        assert (listed.id, listed.result.gain.value, len(listed.result.reason)) == (job.id, 0.5, 4000)
+        assert listed.ByteSize() < 5_000
+        assert (await get(core, job.id)).ByteSize() > 50_000  # a later release reads it
+
+
 async def test_a_worker_s_failure_is_the_job_s() -> None:
     async with make_service() as core:
         job = await submit(core)
@@ -284,6 +298,7 @@ async def test_a_worker_s_failure_is_the_job_s() -> None:
         (figures("qps_original", -5, -6, -4), Code.INVALID_REQUEST, "result: JobResult.qps_original"),
         (figures("qps_optimized", inf, 1, inf), Code.INVALID_REQUEST, "result: JobResult.qps_optimized"),
         (STOLEN, Code.INVALID_REQUEST, "result"),
+        (jobs_pb2.JobResult(decision=jobs_pb2.DECISION_KEEP_ORIGINAL, reason_code="X" * 65), Code.INVALID_REQUEST, ""),
     ],
 )
 async def test_an_answer_that_makes_no_sense_is_refused_and_the_job_goes_on(

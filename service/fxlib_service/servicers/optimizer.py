@@ -31,6 +31,8 @@ from fxlib_service.workers import Workers
 _PAGE: Final = 50
 _MAX_PAGE: Final = 500
 _EVENTS_PAGE: Final = 500
+_RESULTS_AT_ONCE: Final = 20
+"""Number of jobs of a page whose answers are in memory at the same time. Each may have megabytes, for a line of it."""
 
 
 class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
@@ -168,12 +170,13 @@ class OptimizerServicer(jobs_pb2_grpc.OptimizerServiceServicer):
     ) -> jobs_pb2.ListJobsResponse:
         store = self._ledger.store
         jobs, following = store.page(wanted, beyond=beyond, limit=limit, oldest_first=oldest_first)
-        answered = [job.id for job in jobs if job.state is State.SUCCEEDED]
-        results, live = store.results_of(answered), store.live_of(answered)
-        return jobs_pb2.ListJobsResponse(
-            jobs=[self._waiting(job_line(job, results.get(job.id), live.get(job.id)), job) for job in jobs],
-            next_page_token="" if following is None else str(following),
-        )
+        page = jobs_pb2.ListJobsResponse(next_page_token="" if following is None else str(following))
+        for at in range(0, len(jobs), _RESULTS_AT_ONCE):
+            some = jobs[at : at + _RESULTS_AT_ONCE]
+            answered = [job.id for job in some if job.state is State.SUCCEEDED]
+            results, live = store.results_of(answered), store.live_of(answered)
+            page.jobs.extend(self._waiting(job_line(job, results.get(job.id), live.get(job.id)), job) for job in some)
+        return page
 
     async def _with_result(self, job: Job) -> jobs_pb2.Job:
         if job.state is not State.SUCCEEDED:

@@ -16,7 +16,7 @@ from fxlib_service.config import Limits
 from fxlib_service.convert import worker_from_proto
 from fxlib_service.dispatch import Dispatcher, Grant
 from fxlib_service.errors import invalid
-from fxlib_service.field_checks import check_failure, check_report, check_worker, clip
+from fxlib_service.field_checks import check_failure, check_reason, check_report, check_worker, clip
 from fxlib_service.holdings import Holdings
 from fxlib_service.lifecycle import Completed, Failed, Released, Reported
 from fxlib_service.roles import Caller
@@ -89,6 +89,9 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         await self._dispatcher.check_holder(request.job_id, caller_of(context).name)
         match request.WhichOneof("outcome"):
             case "result":
+                for each in _answers(request.result):
+                    check_reason(each.reason_code)
+                    each.reason = clip(each.reason)
                 result = request.result.SerializeToString(deterministic=True)
                 await self._check_result(request, result, caller_of(context))
                 said = Completed(
