@@ -26,6 +26,7 @@ from torch.fx import GraphModule
 import fxlib
 from benchmarks.programs import catalogue, world
 from benchmarks.programs.catalogue import Program
+from benchmarks.programs.loading import quiet
 from fxlib.analysis.cost.simulate import predict
 from fxlib.spec.job import TrialOptions
 from fxlib.spec.training import scalar_loss
@@ -243,7 +244,7 @@ def _cpu_s() -> float:
 def main() -> None:
     """Run the case that the command line describes in JSON, and print what came of it."""
     out = sys.stdout
-    catalogue.quiet()
+    quiet()
     found = run(Asked(**json.loads(sys.argv[1])))
     out.write(json.dumps(asdict(found)) + "\n")
     out.flush()

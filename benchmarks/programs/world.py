@@ -20,6 +20,7 @@ from torch.distributed.rpc import internal
 
 from benchmarks.programs import catalogue
 from benchmarks.programs.catalogue import Program
+from benchmarks.programs.loading import quiet
 
 _OF_TORCH = frozenset({"_local_invoke", "_local_invoke_async_execution", "_remote_forward"})
 """How torch calls methods of the objects behind RRefs, and remote modules."""
@@ -74,7 +75,7 @@ def main() -> None:
     """Be one server, until all processes are done."""
     name, sources, service_ms, meeting, rank = sys.argv[1:]
     program = catalogue.named(name)
-    catalogue.quiet()
+    quiet()
     torch.set_num_threads(1)
     module = program.load(Path(sources))
     internal._run_function = _slow(internal._run_function, module.__name__, float(service_ms) / 1e3)
