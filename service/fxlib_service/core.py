@@ -1,22 +1,13 @@
-"""Assembles the parts of a service; only the sockets are left to `server`.
-
-Services that share a database keep leases in it, and learn from it what the others did.
-"""
+"""Assembles the parts of a service; only the sockets are left to `server`."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
-from typing_extensions import override
 
 from fxlib.protocol import catalogue_to_proto
 from fxlib.v1 import jobs_pb2
@@ -27,12 +18,10 @@ from fxlib_service.check_pool import CheckPool
 from fxlib_service.clock import Clock
 from fxlib_service.config import Config
 from fxlib_service.dispatch import Dispatcher
-from fxlib_service.errors import ServiceError
 from fxlib_service.events import EventBroker
 from fxlib_service.holdings import Holdings
 from fxlib_service.in_flight import InFlight
-from fxlib_service.job import State
-from fxlib_service.leases import Lease, Leases, MemoryLeases
+from fxlib_service.leases import Leases, MemoryLeases
 from fxlib_service.ledger import Ledger
 from fxlib_service.metrics import Figures, Gauges, Metrics, ModelFigures
 from fxlib_service.policy import Policy
@@ -42,113 +31,15 @@ from fxlib_service.retention import Retention
 from fxlib_service.servicers.blobs import BlobServicer
 from fxlib_service.servicers.optimizer import OptimizerServicer
 from fxlib_service.servicers.workers import WorkerServicer
-from fxlib_service.storage_faults import in_full
+from fxlib_service.shared_database import Sharing, StoredCounts, StoredLeases
 from fxlib_service.store_probe import StoreProbe
-from fxlib_service.stored_counts import StoredCounts
 from fxlib_service.stores.base import JobStore
-from fxlib_service.stores.postgres import Change, PostgresJobStore
+from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.submit import EqualJobs, Submit
 from fxlib_service.workers import Workers
 
-_AWAY_S: Final = 1.0
-_RECALL_S: Final = 3.0
-
-logger = logging.getLogger(__name__)
 _REMEMBERED_PER_LABEL = 4
 _DAY_S = 24 * 3600.0
-
-
-class _StoredLeases(Leases):
-    """Leases in the database, which any service may extend or expire. Each claim stores its own lease."""
-
-    def __init__(self, ledger: Ledger, store: PostgresJobStore, *, duration_s: float) -> None:
-        self._ledger = ledger
-        self._store = store
-        self.duration_s = duration_s
-
-    @override
-    def grant(self, lease: Lease) -> None:
-        """Do nothing: the claim has stored the lease."""
-
-    @override
-    async def extend(self, job_id: str, token: str) -> Lease | None:
-        return await self._ledger.write(self._store.extend, job_id, token, self.duration_s)
-
-    @override
-    async def holder(self, job_id: str) -> str:
-        job = await self._ledger.read(self._store.get, job_id)
-        return job.measured_by if job is not None and job.state is State.RUNNING else ""
-
-    @override
-    async def holds(self, token: str) -> bool:
-        return await self._ledger.read(self._store.holds, token)
-
-    @override
-    def end(self, job_id: str) -> None:
-        """Do nothing: a job that does not run has no lease."""
-
-    @override
-    def postpone(self, seconds: float) -> None:
-        """Do nothing: `take_expired` goes by the last time that any of the services looked."""
-
-    @override
-    async def take_expired(self) -> Sequence[Lease]:
-        return await self._ledger.write(self._store.take_expired, self.duration_s)
-
-
-class _Sharing:
-    """Passes the actions of other services on to this one's watchers and workers."""
-
-    def __init__(
-        self, ledger: Ledger, store: PostgresJobStore, dispatcher: Dispatcher, workers: Workers, counts: StoredCounts
-    ) -> None:
-        self._ledger = ledger
-        self._store = store
-        self._dispatcher = dispatcher
-        self._workers = workers
-        self._counts = counts
-
-    async def follow(self) -> None:
-        """Pass on the changes of other services until this task is cancelled.
-
-        Whenever changes may have been missed, watchers go back to the store, and waiting workers look for jobs.
-        """
-        away = False
-        while True:
-            try:
-                async with aclosing(self._store.changes()) as changes:
-                    async for change in changes:
-                        if change is None and away:
-                            logger.info("the database is back")
-                        away = False
-                        await self._pass_on(change)
-            except ServiceError as error:
-                if not away:
-                    logger.warning("%s: %s", error, in_full(error.__cause__))
-                away = True
-                await asyncio.sleep(_AWAY_S)
-
-    async def recall(self) -> None:
-        """Every few seconds, read which workers the other services hear from, and report open calls to them."""
-        while True:
-            await asyncio.sleep(_RECALL_S)
-            try:
-                await self._workers.recall()
-                await self._counts.tell()
-            except ServiceError:
-                logger.debug("calls cannot be exchanged with the other services now")
-
-    async def _pass_on(self, change: Change | None) -> None:
-        if change is None:
-            self._ledger.broker.missed()
-            self._dispatcher.wake_all()
-            return
-        if self._ledger.broker.watched(change.job_id):
-            read = self._ledger.store.events
-            for event in await self._ledger.read(read, change.job_id, after=change.sequence - 1, limit=1):
-                self._ledger.broker.publish(change.job_id, event)
-        if change.state is not State.RUNNING and (job := await self._ledger.read(self._store.get, change.job_id)):
-            self._dispatcher.wake(job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +50,7 @@ class Core:
     blobs: BlobServicer
     workers: WorkerServicer
     dispatcher: Dispatcher
-    sharing: _Sharing | None
+    sharing: Sharing | None
     blob_store: BlobStore
     retention: Retention | None
     broker: EventBroker
@@ -205,7 +96,7 @@ async def make_core(
     leases: Leases = (
         MemoryLeases(duration_s=config.lease_s)
         if shared is None
-        else _StoredLeases(ledger, shared, duration_s=config.lease_s)
+        else StoredLeases(ledger, shared, duration_s=config.lease_s)
     )
     dispatcher = Dispatcher(ledger, workers, leases, background, on_expiry=metrics.lease_expired)
     admission = Admission(blobs, config.limits, store, clock)
@@ -225,7 +116,7 @@ async def make_core(
     sharing = None
     if shared is not None:
         quotas.counts = counts = StoredCounts(ledger, shared, background)
-        sharing = _Sharing(ledger, shared, dispatcher, workers, counts)
+        sharing = Sharing(ledger, shared, dispatcher, workers, counts)
     equal = EqualJobs(ledger, holdings, background)
     ledger.listeners += [metrics.heard, dispatcher.heard, submit.heard, equal.heard]
     await workers.recall()

@@ -2,7 +2,8 @@
 
 If one service owns the store, deadlines are kept in its memory, by the monotonic clock. A restart therefore grants
 every running job a full new lease, which its worker extends with the next heartbeat. A jump of the wall clock ends no
-lease, and a heartbeat costs no write. If several services share a database, deadlines are kept there (`core`).
+lease, and a heartbeat costs no write. If several services share a database, deadlines are kept there
+(`shared_database`).
 """
 
 from __future__ import annotations

@@ -8,17 +8,9 @@ import importlib.util
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextvars import Context
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    FrameType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-    UnionType,
-)
+from types import BuiltinFunctionType, CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -39,7 +31,7 @@ from fxlib.capture.recording.observers import (
     is_instrumented,
     is_observed,
 )
-from fxlib.capture.recording.parts import behind, elements, is_torch, slots_of
+from fxlib.capture.recording.parts import behind, classes_in, elements, is_torch, slots_of
 from fxlib.capture.recording.record import STATELESS, VALUES, Record
 from fxlib.runtime.guards.capture_facts import (
     Fact,
@@ -528,12 +520,12 @@ class Observations:
 
     def instance_of(self, value: Any, kinds: Any) -> None:
         """Handle an `isinstance` test; further classes may be registered with an abstract class later."""
-        if is_a(value, torch.Tensor) and torch.Tensor in _flat(kinds):
+        if is_a(value, torch.Tensor) and torch.Tensor in classes_in(kinds):
             return
         self.class_of(value)
         if not is_a(value, VALUES):
             self.bases(type(value))
-        for kind in _flat(kinds):
+        for kind in classes_in(kinds):
             asks = self.on_class("__instancecheck__", type(kind))
             if asks is type.__dict__["__instancecheck__"] or is_torch(kind.__module__) or is_a(value, VALUES):
                 continue
@@ -602,11 +594,3 @@ def _observed_scope() -> dict[str, Any]:
     while frame is not None and not is_instrumented(frame.f_code):
         frame = frame.f_back
     return {} if frame is None else frame.f_globals
-
-
-def _flat(kinds: Any) -> Iterator[type]:
-    if is_a(kinds, (tuple, UnionType)):
-        for each in kinds if is_a(kinds, tuple) else kinds.__args__:
-            yield from _flat(each)
-    elif is_a(kinds, type):
-        yield kinds

@@ -1,4 +1,4 @@
-"""The parts of a value: its elements, the objects behind it, and its slots."""
+"""The parts of a value: its elements, the objects behind it, its slots, and the classes in what `isinstance` takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import operator
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from types import BuiltinFunctionType, MappingProxyType, MemberDescriptorType
+from types import BuiltinFunctionType, MappingProxyType, MemberDescriptorType, UnionType
 from typing import Any
 
 from fxlib.capture.recording.observers import HEAP_TYPE, is_a
@@ -39,6 +39,15 @@ def behind(value: Any) -> Iterator[Any]:
         yield value.__self__
     elif is_a(value, memoryview):
         yield value.obj
+
+
+def classes_in(kinds: Any) -> Iterator[type]:
+    """Yield the classes in what `isinstance` takes: a class, a union, or a tuple of these."""
+    if is_a(kinds, (tuple, UnionType)):
+        for each in kinds if is_a(kinds, tuple) else kinds.__args__:
+            yield from classes_in(each)
+    elif is_a(kinds, type):
+        yield kinds
 
 
 def slots_of(kind: type) -> Iterator[str]:
