@@ -332,13 +332,13 @@ class _Call:
             return
         if bias is not None and (bias.is_inference() or bias.requires_grad):
             return
-        versions = scales._version, None if bias is None else bias._version
         self._key = (
             x.shape,
             x.dtype,
             x.device,
             point,
-            versions,
+            _facts(scales),
+            None if bias is None else _facts(bias),
             *[tuple(each) if type(each) is list else each for each in rest],
         )
 
@@ -356,6 +356,11 @@ class _Call:
             if len(held.calls) >= _FORMS:
                 held.calls.clear()
             held.calls[self._key] = self._scales, self._bias, given
+
+
+def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return what a call like this takes for granted of a tensor: another `.data` is no write that anybody counts."""
+    return tensor._version, tensor.shape, tensor.is_contiguous(), tensor.dtype, tensor.device
 
 
 @dataclass(frozen=True, slots=True)

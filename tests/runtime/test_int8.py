@@ -258,6 +258,26 @@ def test_a_weight_that_is_written_is_packed_again() -> None:
     assert OPERATORS.int8_linear(x, 1.0, 0, weight, scales, None, *LINEAR).eq(0.0).all()
 
 
+@pytest.mark.parametrize("data", [torch.ones(2), torch.ones(1).expand(4), torch.ones(4).double()])
+@pytest.mark.parametrize("of", ["scales", "bias"])
+def test_scales_and_a_bias_with_other_data_are_checked_again(of: str, data: torch.Tensor) -> None:
+    given = {"scales": torch.ones(4), "bias": torch.ones(4)}
+    row, images, flat, weight = levels(1, 8), levels(1, 8, 1, 1), integers(4, 8), integers(4, 8, 1, 1)
+
+    def linear() -> None:
+        OPERATORS.int8_linear(row, 1.0, 0, flat, *given.values(), *LINEAR)
+
+    def convolution() -> None:
+        OPERATORS.int8_conv2d(images, 1.0, 0, weight, *given.values(), *PLAIN, *LINEAR)
+
+    for call in (linear, convolution):
+        call()
+    given[of].data = data
+    for call in (linear, convolution):
+        with pytest.raises(FxlibError, match="a float32 for each output"):
+            call()
+
+
 def test_a_weight_whose_writes_nobody_counts_is_packed_for_each_call() -> None:
     with torch.inference_mode():
         x, weight, scales = levels(2, 64), integers(8, 64), figures(8, 1)
