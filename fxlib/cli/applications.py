@@ -28,6 +28,8 @@ NAMES: Final = (WORKER, "backup", "restore")
 """The commands that replace this process."""
 
 _PR_SET_PDEATHSIG = 1
+_GRACE_S: Final = 15.0
+"""Seconds that an application has to end after SIGTERM before it is killed."""
 
 
 def add_to(commands: Commands) -> None:
@@ -66,15 +68,9 @@ def command(module: str, arguments: Sequence[str]) -> list[str]:
 class Child:
     """A process `python -m module ARGS`. It ends with the `with` block, or by the kernel if this process is killed."""
 
-    def __init__(self, module: str, arguments: Sequence[str], *, grace_s: float = 15.0) -> None:
-        """Start the process.
-
-        Args:
-            module: the package to run.
-            arguments: its command line.
-            grace_s: seconds that it has to end after SIGTERM before it is killed.
-        """
-        self.module, self._grace_s = module, grace_s
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        """Start the package `module` with a command line."""
+        self.module = module
         self._process = subprocess.Popen(
             command(module, arguments),
             stdin=subprocess.DEVNULL,
@@ -106,7 +102,7 @@ class Child:
         if self.code is None:
             self._process.terminate()
             try:
-                self._process.wait(self._grace_s)
+                self._process.wait(_GRACE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._process.wait()

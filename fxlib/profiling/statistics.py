@@ -94,10 +94,10 @@ def _log_wealth(differences: NDArray[np.float64]) -> float:
     return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
 
 
-def rate(amounts: Sequence[float], seconds: Sequence[float], confidence: float, seed: int = 0) -> Estimate:
+def rate(amounts: Sequence[float], seconds: Sequence[float], confidence: float) -> Estimate:
     """Return a rate over blocks (samples per second), with a percentile-bootstrap interval over the blocks."""
     amount, second = np.array(amounts), np.array(seconds)
-    picks = np.random.default_rng(seed).integers(0, len(amount), size=(1000, len(amount)))
+    picks = np.random.default_rng(0).integers(0, len(amount), size=(1000, len(amount)))
     rates = amount[picks].sum(axis=1) / second[picks].sum(axis=1)
     tail = (1.0 - confidence) / 2
     low, high = np.quantile(rates, [tail, 1.0 - tail])

@@ -40,13 +40,10 @@ class CheckPool:
     answer or refusal of a check is cached by its key, so that the same content is checked once, however often it
     arrives. The processes fork from one that has imported torch and run nothing; a process that hangs or dies is
     replaced.
-
-    Args:
-        processes: number of checks that run at once.
     """
 
-    def __init__(self, processes: int = _PROCESSES) -> None:
-        self.turns = FairBudget("checks", total=processes, share=max(1, processes - 1), waiting=_WAITING)
+    def __init__(self) -> None:
+        self.turns = FairBudget("checks", total=_PROCESSES, share=_PROCESSES - 1, waiting=_WAITING)
         self._idle = list[_Child]()
         self._busy = set[_Child]()
         self._known: OrderedDict[Hashable, _Answer] = OrderedDict()

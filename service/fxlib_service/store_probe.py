@@ -25,12 +25,10 @@ class StoreProbe:
 
     Args:
         store: the store to query.
-        wait_s: the longest time that a caller waits for an answer, in seconds.
     """
 
-    def __init__(self, store: JobStore, *, wait_s: float = _WAIT_S) -> None:
+    def __init__(self, store: JobStore) -> None:
         self._store = store
-        self._wait_s = wait_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fxlib-store-probe")
         self._asked_at: float | None = None
 
@@ -39,12 +37,12 @@ class StoreProbe:
         return self.ask(_answered) is not None
 
     def ask(self, question: Callable[[JobStore], T]) -> T | None:
-        """Return the store's answer, or None if it is unreachable; wait no longer than `wait_s`."""
-        if (asked_at := self._asked_at) is not None and time.monotonic() - asked_at > self._wait_s:
+        """Return the store's answer, or None if it is unreachable; wait one second at most."""
+        if (asked_at := self._asked_at) is not None and time.monotonic() - asked_at > _WAIT_S:
             return None
         asked = self._thread.submit(self._ask, question)
         try:
-            return asked.result(self._wait_s)
+            return asked.result(_WAIT_S)
         except (TimeoutError, CancelledError, ServiceError):
             asked.cancel()
             return None

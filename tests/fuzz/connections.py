@@ -37,7 +37,7 @@ from fxlib_workers.trial.answers import (
     write_answer,
     write_failure,
 )
-from fxlib_workers.trial.objects import Requirements
+from fxlib_workers.trial.requirements import Requirements
 from fxlib_workers.trial.trial_process import StoreAddress
 from tests.fuzz.documents import change_document
 from tests.fuzz.messages import TEXTS

@@ -14,12 +14,12 @@ from fxlib.utils.tracing import TracedFormatter
 _ROOT = logging.getLogger("fxlib_workers")
 
 
-def set_up(level: int = logging.INFO) -> None:
+def set_up() -> None:
     """Write the lines of all modules of this process to standard error, with time, level and module."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TracedFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     _ROOT.addHandler(handler)
-    _ROOT.setLevel(level)
+    _ROOT.setLevel(logging.INFO)
     _ROOT.propagate = False
 
 

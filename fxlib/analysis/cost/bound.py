@@ -74,9 +74,9 @@ def bound(module: GraphModule, profile: Profile | None, *, typical: bool = False
     return _Terms(dependencies, costs).bound()
 
 
-def bound_pipelined(module: GraphModule, profile: Profile | None, loop: Loop, *, typical: bool = False) -> Bound:
+def bound_pipelined(module: GraphModule, profile: Profile | None, loop: Loop) -> Bound:
     """Bound the steady step of a loop under `fxlib.pipeline`, as `bound` does for a single step."""
-    costs = Costs.of(module, profile if profile is None or typical else fastest(profile))
+    costs = Costs.of(module, None if profile is None else fastest(profile))
     return _PipelinedTerms(Dependencies.of(module), costs, loop.reads(module), loop).bound()
 
 

@@ -25,7 +25,7 @@ from fxlib_workers.trial.answers import (
     write_answer,
     write_failure,
 )
-from fxlib_workers.trial.objects import Requirements
+from fxlib_workers.trial.requirements import Requirements
 from fxlib_workers.trial.trainer import Trainer
 from fxlib_workers.trial.trial_process import ServerProcess, StoreAddress
 from tests.workers.replayed_model import recorded, weighed_profile

@@ -21,7 +21,7 @@ from fxlib.spec.workload import RemoteObject, Server, Workload
 from fxlib.v1.workload_pb2 import Workload as Message
 from fxlib.wire import OpaqueRRef
 from fxlib_workers.trial.failures import TrialError
-from fxlib_workers.trial.objects import requirements_of
+from fxlib_workers.trial.requirements import requirements_of
 from fxlib_workers.trial.serving import Serving, with_undescribed_servers
 from fxlib_workers.trial.trainer import EncodedProgram
 from tests.workers.replayed_model import Weighed, recorded, weighed_profile, workload

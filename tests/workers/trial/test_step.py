@@ -12,7 +12,7 @@ from fxlib.spec.inputs import samples_in
 from fxlib.spec.training import build_optimizer, scalar_loss
 from fxlib.spec.workload import Batch, BatchSpec, Optimizer, Tensors, Workload
 from fxlib_workers.trial.digests import ModuleSnapshot
-from fxlib_workers.trial.objects import BoundModule
+from fxlib_workers.trial.requirements import BoundModule
 from fxlib_workers.trial.step import Step, copy_of, optimizer_of
 
 

@@ -27,6 +27,7 @@ CHANNEL: Final = "FXLIB_WORKER_CHANNEL"
 COMPILER_CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 """The environment variable for the folder that torch makes when its compiler is imported, and never deletes."""
 
+_STATUS_S: Final = 30.0
 _LONGEST_LINE: Final = 1 << 20
 """The longest message that is read, in bytes."""
 
@@ -175,9 +176,9 @@ class Child:
         """The reaper's process id."""
         return self._reaper.pid
 
-    def status(self, timeout_s: float = 30.0) -> int:
+    def status(self) -> int:
         """Wait for the child and return its exit status; 128 and more mean that a signal ended it."""
-        return self._reaper.wait(timeout_s)
+        return self._reaper.wait(_STATUS_S)
 
     def end(self) -> None:
         """End the child and all processes that it started, and return when they are gone."""

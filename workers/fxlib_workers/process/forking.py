@@ -25,6 +25,7 @@ SINGLE_THREADED: Final = {"OPENBLAS_NUM_THREADS": "1"}
 """Variables of a fork server. numpy's pool would start threads on import; torch's starts them on first use."""
 
 _END_S: Final = 15.0
+_STATUS_S: Final = 30.0
 
 
 class ForkError(OSError):
@@ -156,13 +157,13 @@ class ForkedChild:
         with theirs:
             self._fork = server.fork(self._key, theirs, name=name, containment=containment)
 
-    def status(self, timeout_s: float = 30.0) -> int:
+    def status(self) -> int:
         """Wait for the child and return its exit status; 128 and more mean that a signal ended it.
 
         Raises:
             ForkError: its fork server ended.
         """
-        status = self._fork.ended.result(timeout_s)
+        status = self._fork.ended.result(_STATUS_S)
         return status if status >= 0 else 128 - status
 
     def end(self) -> None:

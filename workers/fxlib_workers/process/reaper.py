@@ -50,9 +50,9 @@ def main(folder: str, root: str, descriptor: int, command: list[str]) -> int:
             delete(Path(root))
 
 
-def end_descendants(timeout_s: float = _TIMEOUT_S) -> None:
+def end_descendants() -> None:
     """Kill all processes below this one, and those that they orphan in the meantime, until none is left."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         below = psutil.Process().children(recursive=True)
         if not below:
@@ -66,9 +66,9 @@ def end_descendants(timeout_s: float = _TIMEOUT_S) -> None:
         time.sleep(0.01)
 
 
-def delete(folder: Path, timeout_s: float = _TIMEOUT_S) -> None:
+def delete(folder: Path) -> None:
     """Delete a folder, retrying while another reaper or a process that is about to end is still writing there."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _TIMEOUT_S
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.01)

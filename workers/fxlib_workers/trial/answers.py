@@ -25,7 +25,7 @@ from fxlib.spec.report import CompiledPart, Span, Timeline
 from fxlib.spec.workload import MAX_DEPTH
 from fxlib.v1 import graph_pb2, profile_pb2
 from fxlib_workers.process.exceptions import Raised, shorten
-from fxlib_workers.trial.objects import Requirements
+from fxlib_workers.trial.requirements import Requirements
 from fxlib_workers.trial.trial_process import StoreAddress
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from fxlib.reasons import Reason
 from fxlib.spec.profile import Profile
 from fxlib.spec.workload import RemoteObject, Server, Workload
 from fxlib_workers.trial.failures import TrialError
-from fxlib_workers.trial.objects import Requirements
 from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan, recorded_calls, undescribed_servers
+from fxlib_workers.trial.requirements import Requirements
 from fxlib_workers.trial.trainer import EncodedProgram
 
 _HINT_PROFILE: Final = "measure the job with fxlib.profile(...) and pass that as profile=, so that it can be replayed"

@@ -19,7 +19,7 @@ from fxlib.spec.training import build_optimizer, scalar_loss
 from fxlib.spec.workload import Batch, Workload
 from fxlib.utils.pytree import mapped
 from fxlib_workers.trial import server_state
-from fxlib_workers.trial.objects import BoundModule
+from fxlib_workers.trial.requirements import BoundModule
 
 _DRAIN_PAUSE_S: Final = 50e-6
 

@@ -46,11 +46,11 @@ from fxlib_workers.trial import server_state
 from fxlib_workers.trial.alignment import realigned
 from fxlib_workers.trial.compiled_parts import leave_parts, time_parts
 from fxlib_workers.trial.digests import ModuleSnapshot, digest, results, tensors
-from fxlib_workers.trial.objects import BoundModule, Requirements, bind, requirements_of
 from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.latency_model import NetworkCost
 from fxlib_workers.trial.replay.named_calls import as_captured, make_remote_calls, stand_in
 from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
+from fxlib_workers.trial.requirements import BoundModule, Requirements, bind, requirements_of
 from fxlib_workers.trial.step import Step, StepResult, copy_of, drain, optimizer_of
 from fxlib_workers.trial.trial_process import TrialProcess
 

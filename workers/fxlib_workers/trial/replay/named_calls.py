@@ -27,9 +27,9 @@ from fxlib.runtime.ops.registry import CREATIONS, REPEATABLE, TRACKERS, is_batch
 from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import Timeline
-from fxlib_workers.trial.objects import fetches_of
 from fxlib_workers.trial.replay.plan import ReplayPlan
 from fxlib_workers.trial.replay.server import ReplayedBatch, ReplayedFunction
+from fxlib_workers.trial.requirements import fetches_of
 
 _PREFIX: Final = "client:"
 

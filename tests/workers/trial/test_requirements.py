@@ -15,7 +15,7 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.ops import remote_call
 from fxlib.spec.contract import PURE, Contract
 from fxlib.spec.workload import Workload
-from fxlib_workers.trial.objects import bind, requirements_of
+from fxlib_workers.trial.requirements import bind, requirements_of
 from tests.shared.rpc_world import rpc_world
 
 WORKLOAD = Workload(batches=[torch.zeros(1)], mode="forward")
