@@ -1,4 +1,8 @@
-"""`fxlib passes`, `fxlib reasons`: list the passes, the recipes, and the reasons in reports with their meanings."""
+"""`fxlib capabilities`, `fxlib passes`, `fxlib reasons`: what there is to ask for, and what answers mean.
+
+They list a service's limits and workers, with how well each contains the code it runs; passes and recipes, of this
+library or of a service; and the reasons in reports.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import TYPE_CHECKING
 from fxlib.cli.options import UsageError, add_service, endpoint_of
 from fxlib.cli.printing import say, say_json
 from fxlib.reasons import Reason
-from fxlib.utils.text import did_you_mean, plain
+from fxlib.utils.text import did_you_mean, plain, table
 
 if TYPE_CHECKING:
     from fxlib.cli.options import Commands
@@ -23,8 +27,53 @@ _NARROWEST = 60
 
 def add_to(commands: Commands) -> None:
     """Add the commands."""
+    _add_capabilities(commands)
     _add_passes(commands)
     _add_reasons(commands)
+
+
+def _add_capabilities(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "capabilities",
+        help="a service's limits, recipes and workers, with the containment level of each",
+        description="Show what a service can do: versions, limits, recipes, and its live workers.",
+    )
+    add_service(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_capabilities)
+
+
+def _capabilities(options: argparse.Namespace) -> int:
+    """Print what the service can do."""
+    with endpoint_of(options).connect() as client:
+        found = client.capabilities()
+    if options.json:
+        from google.protobuf.json_format import MessageToDict
+
+        say_json(MessageToDict(found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+    else:
+        say(_capabilities_text(found))
+    return 0
+
+
+def _capabilities_text(found: jobs_pb2.GetCapabilitiesResponse) -> str:
+    from fxlib.spec.labels import show_labels
+
+    service = [
+        ["fxlib", found.fxlib_version],
+        ["torch", ", ".join(found.torch_versions) or "-"],
+        ["recipes", ", ".join(found.recipes)],
+        ["largest blob", f"{found.max_blob_bytes:,} bytes"],
+        ["largest graph", f"{found.max_graph_nodes:,} nodes"],
+    ]
+    workers = [["worker", "containment", "fxlib", "torch", "hardware", "labels", "modules"]]
+    for each in found.workers:
+        modules = ", ".join(each.allowed_modules) or "-"
+        labels = show_labels(each.labels) or "-"
+        level = each.containment or "?"
+        workers.append([each.worker_id, level, each.fxlib_version, each.torch_version, each.hardware, labels, modules])
+    shown = table(workers, indent="") if found.workers else ["no live worker"]
+    return "\n".join([*table(service, indent=""), "", *shown])
 
 
 def _add_passes(commands: Commands) -> None:
@@ -35,10 +84,10 @@ def _add_passes(commands: Commands) -> None:
     )
     add_service(parser, optional=True)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_passes)
 
 
-def run(options: argparse.Namespace) -> int:
+def _passes(options: argparse.Namespace) -> int:
     """Print the passes and recipes."""
     if options.service:
         with endpoint_of(options).connect() as client:
@@ -52,11 +101,11 @@ def run(options: argparse.Namespace) -> int:
 
         say_json(MessageToDict(known, preserving_proto_field_name=True))
     else:
-        say(_text(known))
+        say(_passes_text(known))
     return 0
 
 
-def _text(known: jobs_pb2.ListPassesResponse) -> str:
+def _passes_text(known: jobs_pb2.ListPassesResponse) -> str:
     recipes = [(each.name, [each.summary, ", ".join(each.passes)]) for each in known.recipes]
     passes = []
     for each in known.passes:

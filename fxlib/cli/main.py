@@ -10,7 +10,6 @@ from functools import partial
 
 from fxlib.cli import (
     applications,
-    capabilities,
     completion,
     dashboard,
     inspection,
@@ -61,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"fxlib {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (serve, applications, optimize, jobs, capabilities, dashboard, zoo, listings, profile, show):
+    for command in (serve, applications, optimize, jobs, listings, dashboard, zoo, profile, show):
         command.add_to(commands)
     inspection.add_to(commands)
     completion.add_to(parser, commands)
