@@ -182,7 +182,7 @@ def _check_shown(text: str) -> None:
 
 def _read_passes(message: jobs_pb2.ListPassesResponse) -> None:
     shown = io.StringIO()
-    say(passes_command._text(message), to=shown)
+    say(passes_command._passes_text(message), to=shown)
     _check_shown(shown.getvalue())
 
 
