@@ -46,6 +46,30 @@ def boot_id() -> str:
         return ""
 
 
+class SharedTime:
+    """The time of a database that several services share, whose hosts' clocks may differ by any amount.
+
+    It is asked for now and then, and counted on in between; what a new answer changes is a jump, as of any wall clock.
+
+    Args:
+        ask: returns the database's time, in seconds since the epoch.
+    """
+
+    def __init__(self, ask: Callable[[], float]) -> None:
+        self._ask = ask
+        self.ask()
+
+    def __call__(self) -> float:
+        """Return the time, in seconds since the epoch."""
+        return self._at_start + steady_s()
+
+    def ask(self) -> None:
+        """Ask the database again; this raises whatever its function raises."""
+        asked_s = steady_s()
+        found = self._ask()
+        self._at_start = found - (asked_s + steady_s()) / 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Jump:
     """The wall clock's reading after a jump, in seconds since the epoch, at a second of the service's own time."""

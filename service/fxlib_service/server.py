@@ -27,7 +27,7 @@ from fxlib.errors import FxlibError
 from fxlib.utils.local_service import RUNTIME_DIR, LocalService, make_folder, remove_dead
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2_grpc, workers_pb2_grpc
 from fxlib_service.authentication import Authenticator
-from fxlib_service.clock import Clock
+from fxlib_service.clock import Clock, SharedTime
 from fxlib_service.config import Address, Config
 from fxlib_service.core import Core, make_core
 from fxlib_service.errors import ServiceError
@@ -36,6 +36,7 @@ from fxlib_service.interceptor import CallInterceptor
 from fxlib_service.open_stores import DatabaseLock, DataLock, Lock, blob_store, job_store, sqlite_path, sqlite_url
 from fxlib_service.reserve import Reserve
 from fxlib_service.roles import Role
+from fxlib_service.stores.postgres import PostgresJobStore
 
 _App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -167,6 +168,7 @@ class Server:
                 raise
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
         self._accepts = False
+        self._shared_time: SharedTime | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._core: Core | None = None
         self._grpc: grpc.aio.Server | None = None
@@ -179,9 +181,12 @@ class Server:
             FxlibError: an address, a file or the database cannot be used.
         """
         config = self._config
-        reserve, clock = Reserve(config.data, config.reserve_bytes), Clock(config.data)
+        reserve = Reserve(config.data, config.reserve_bytes)
         store = await asyncio.to_thread(reserve.within, partial(job_store, config))
         await asyncio.to_thread(reserve.refill)
+        if isinstance(store, PostgresJobStore):
+            self._shared_time = await asyncio.to_thread(SharedTime, store.now)
+        clock = Clock(config.data) if self._shared_time is None else Clock(config.data, wall=self._shared_time)
         blobs, policy = await asyncio.to_thread(blob_store, config, clock), self._authenticator.policy
         core = self._core = await make_core(config, store, blobs, policy, clock=clock, reserve=reserve)
         timeout_s = config.limits.call_timeout_s
@@ -336,8 +341,10 @@ class Server:
         while True:
             if self._local is not None:
                 self._local.touch()
-            core.clock.observe()
             try:
+                if self._shared_time is not None:
+                    await asyncio.to_thread(self._shared_time.ask)
+                core.clock.observe()
                 dropped = await asyncio.to_thread(core.blob_store.abandon, older_than_s=self._config.abandon_uploads_s)
                 if dropped:
                     logger.info("dropped %d unfinished uploads", dropped)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -14,9 +15,12 @@ import pytest
 from fxlib.errors import FxlibError
 from fxlib.v1 import jobs_pb2
 from fxlib_service.blobs.folder import FolderBlobStore
+from fxlib_service.clock import Clock
+from fxlib_service.config import Address, Config
 from fxlib_service.core import Core
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.lifecycle import Cancelled, Released, decide
+from fxlib_service.server import Server
 from fxlib_service.stores import schema
 from fxlib_service.stores.postgres import PostgresJobStore
 from tests.service.jobs import add, claimed, happen
@@ -25,6 +29,9 @@ from tests.service.postgres import Postgres
 from tests.service.support import claim, complete, eventually, get, make_service, states, submit, worker
 
 pytestmark = pytest.mark.slow
+
+ANYWHERE = Address(host="127.0.0.1", port=0)
+YEAR_S = 365 * 24 * 3600.0
 
 
 @pytest.fixture
@@ -72,6 +79,30 @@ async def test_what_happens_at_one_service_is_seen_at_the_other(url: str, tmp_pa
         await complete(there, lease)
         assert await watcher == [1, 2, 3, 4, 5]
         assert states([await get(here, job.id)]) == ["succeeded"]
+
+
+@pytest.mark.parametrize("ahead_s", [YEAR_S, -YEAR_S])
+async def test_a_service_goes_by_the_database_s_time_whatever_its_host_s_is(
+    url: str,
+    stores: tuple[PostgresJobStore, PostgresJobStore],
+    tmp_path: Path,
+    ahead_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(Clock.__init__.__kwdefaults__ or {}, "wall", lambda: time.time() + ahead_s)
+    job = add(stores[0])
+    happen(stores[0], job.id, Cancelled(), now=time.time())
+    server = Server(Config(data=tmp_path, database_url=url, listen=ANYWHERE, metrics=ANYWHERE))
+    await server.start()
+    try:
+        core = server._core
+        assert core is not None
+        assert core.retention is not None
+        assert (await core.retention.sweep()).jobs == 0
+        assert stores[0].get(job.id) is not None
+        assert abs(core.clock.now() - time.time()) < 30
+    finally:
+        await server.stop()
 
 
 async def test_a_worker_that_waits_elsewhere_learns_that_an_equal_job_has_ended(url: str, tmp_path: Path) -> None:

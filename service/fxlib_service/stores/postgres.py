@@ -96,6 +96,11 @@ class PostgresJobStore(SqlJobStore):
         except psycopg.Error as error:
             raise ServiceError(Code.STORAGE_UNAVAILABLE, "the database is away", retry_after_s=_RETRY_S) from error
 
+    def now(self) -> float:
+        """Return the database's time, in seconds since the epoch."""
+        with self._reading() as db:
+            return float(db.execute(sa.select(_NOW)).scalar_one())
+
     def extend(self, job_id: str, token: str, duration_s: float) -> Lease | None:
         """Set a job's lease to end so many seconds from now; None if the job is not leased under this token."""
         mine = sa.and_(_JOBS.c.id == job_id, _JOBS.c.token == token, _JOBS.c.state == State.RUNNING)
