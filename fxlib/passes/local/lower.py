@@ -45,11 +45,11 @@ _DROPOUT = nn.modules.dropout._DropoutNd
 class Lower(GraphPass):
     """Give local work to a compiler: each section between two calls, blocks or opaque callables is one part.
 
-    The graph and the order of its nodes stay unchanged, so no part ties work before a wait to work behind it. Compiled
-    code does not travel: the worker compiles parts for its trial, the launcher for its own run, on the first forward of
-    each kind of inputs. A part that cannot be compiled, or not by the version of the compiler that was measured, runs
-    uncompiled, with a warning. The pass must come last: a node that a later pass moves between the nodes of a part
-    divides the part.
+    The order of nodes stays unchanged, so no part ties work before a wait to work behind it; weights alone are read
+    just before they are used, which makes them the part's own. Compiled code does not travel: the worker compiles
+    parts for its trial, the launcher for its own run, on the first forward of each kind of inputs. A part that
+    cannot be compiled, or not by the version of the compiler that was measured, runs uncompiled, with a warning.
+    The pass must come last: a node that a later pass moves between the nodes of a part divides the part.
     """
 
     backend: str = "inductor"
@@ -78,8 +78,10 @@ class Lower(GraphPass):
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
-        effects = context.get(Effects)
-        found = _Search(module, effects, keeps_weights=BACKENDS[self.backend].keeps_weights)
+        keeps_weights = BACKENDS[self.backend].keeps_weights
+        found = _Search(module, context.get(Effects), keeps_weights=keeps_weights)
+        if found.bring_weights():
+            found = _Search(module, context.get(Effects), keeps_weights=keeps_weights)
         if found.blocked is not None:
             first = next(iter(module.graph.nodes))
             return PassResult(module, changes=0, declined=(Declined(node=first.name, reason=found.blocked),))
@@ -105,6 +107,24 @@ class _Search:
                 if isinstance(each, Storage):
                     self._writers[each.alias_class].add(node)
         self.blocked = Reason.MODE_BLOCKS if keeps_weights and not may_leave_gradients(module) else None
+
+    def bring_weights(self) -> bool:
+        """Have operators that a part may take read their weights just before they run; return whether any did not.
+
+        An exported graph reads all weights at its start. A part would get them as inputs, which no compiler packs.
+        """
+        graph, brought = self._module.graph, False
+        for node in self._effects.nodes if self.blocked is None else ():
+            if node.op == "get_attr" or not self._takes(node):
+                continue
+            for weight in node.all_input_nodes:
+                if weight.op == "get_attr" and weight not in _attributes_before(node) and self._takes_weight(weight):
+                    with graph.inserting_before(node):
+                        node.replace_input_with(weight, graph.node_copy(weight))
+                    if not weight.users:
+                        graph.erase_node(weight)
+                    brought = True
+        return brought
 
     def parts(self) -> Iterator[Sequence[Node]]:
         """Yield sections of adjacent nodes, without any node that would have to be removed again."""
@@ -194,6 +214,14 @@ class _Search:
             called = submodule(self._module, str(node.target))
             return isinstance(called, (_DROPOUT, _NormBase)) and not called.training
         return node.op == "call_function" and arguments_of(node).get("training") is False
+
+
+def _attributes_before(node: Node) -> Iterator[Node]:
+    """Yield the nodes immediately before one that read attributes."""
+    before = node.prev
+    while before.op == "get_attr":
+        yield before
+        before = before.prev
 
 
 def _divides_by_literal(node: Node, name: str) -> bool:

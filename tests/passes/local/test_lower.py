@@ -162,6 +162,29 @@ def test_assertions_of_an_export_do_not_divide_a_part_and_are_not_compiled(copie
     assert len(copies.compiled) == 1
 
 
+class Tied(nn.Module):
+    """One weight in two operators, with an operator between them that no part takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.table = nn.Parameter(torch.randn(4, 4)), nn.Embedding(8, 4)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        x = F.linear(x, self.weight).relu().tanh() + self.table(ids)
+        return F.linear(x, self.weight).relu().tanh()
+
+
+def test_parts_of_an_exported_graph_have_their_weights_as_their_own(copies: Copies) -> None:
+    model, inputs = Tied().eval(), (torch.randn(2, 4), torch.tensor([3, 5]))
+    with torch.no_grad():
+        module = lowered(as_graph(torch.export.export(model, inputs), ()))
+        assert torch.equal(module(*inputs), model(*inputs))
+    taken = [sum(each.op == "placeholder" for each in part.graph.nodes) for part in copies.compiled]
+    held = [sum(each.op == "get_attr" for each in part.graph.nodes) for part in copies.compiled]
+    assert taken == [1, 2]
+    assert held == [1, 1]
+
+
 def test_the_graph_and_the_state_look_as_they_did(tower: Tower, copies: Copies) -> None:
     captured = fxlib.capture(tower)
     module = lowered(captured)
