@@ -23,6 +23,7 @@ from fxlib.reasons import Reason
 from fxlib.runtime.data_parallel import DataParallel, DataParallelOptions, body_of
 from fxlib.runtime.own_code import running_own_code
 from tests.shared.process_group import process_group
+from tests.wire.support import over_the_wire
 
 pytestmark = pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")
 
@@ -64,10 +65,6 @@ class Dense(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.dense(x)
-
-
-def travelled(captured: Any) -> Any:
-    return wire.decode(wire.parse(wire.serialize(wire.encode(captured).graph)))
 
 
 def test_it_is_one_node_with_a_graph_of_its_module_beside_it() -> None:
@@ -161,7 +158,7 @@ def test_it_is_code_of_the_program_s_own_where_hooks_run_in_it_that_were_not_tra
 def test_it_travels_as_data_and_the_answer_has_the_launcher_s_own() -> None:
     model = Hybrid(bucket_cap_mb=3, find_unused_parameters=True)
     captured = fxlib.capture(model)
-    there = travelled(captured)
+    there = over_the_wire(captured)
     assert isinstance(there.dense, DataParallel)
     assert there.dense.options == DataParallelOptions(bucket_cap_mb=3.0, find_unused_parameters=True)
     assert (there.dense.group, there.dense.ranks) == ("0", 1)
@@ -173,7 +170,7 @@ def test_it_travels_as_data_and_the_answer_has_the_launcher_s_own() -> None:
 
 
 def test_an_answer_about_another_wrapping_is_refused() -> None:
-    there = travelled(fxlib.capture(Hybrid()))
+    there = over_the_wire(fxlib.capture(Hybrid()))
     with pytest.raises(fxlib.errors.WireError, match="no DistributedDataParallel like this"):
         wire.decode(wire.encode(there).graph, root=fxlib.capture(Hybrid(static_graph=True)))
 
@@ -221,7 +218,7 @@ def test_it_is_one_node_in_an_export_too() -> None:
     captured = fxlib.capture(model, sample_inputs=[x, rows], contracts=RETURNS)
     order = [node.name for node in fxlib.optimize(captured).graph.nodes]
     assert order.index("lookup_issue") < order.index("dense") < order.index("lookup")
-    assert isinstance(travelled(captured).dense.module, GraphModule)
+    assert isinstance(over_the_wire(captured).dense.module, GraphModule)
     (dense,) = [node for node in captured.graph.nodes if node.op == "call_module"]
     assert dense.meta["source"].startswith(__file__)
 
@@ -325,7 +322,7 @@ def test_what_no_trial_can_hold_is_known_before_anything_is_sent(
 
 
 def test_torch_s_own_hook_travels_by_its_name() -> None:
-    there = travelled(fxlib.capture(hooked(default_hooks.fp16_compress_hook)))
+    there = over_the_wire(fxlib.capture(hooked(default_hooks.fp16_compress_hook)))
     assert there.dense.options.hook == "fp16_compress_hook"
     ((made, _),) = there.dense.join()._comm_hooks
     assert made is default_hooks.fp16_compress_hook

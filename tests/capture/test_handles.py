@@ -20,6 +20,7 @@ from fxlib.runtime import CapturedModule, is_issue, is_wait
 from fxlib.wire import OpaqueRRef
 from tests.capture.checks import same
 from tests.capture.servers import Table
+from tests.wire.support import over_the_wire
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("world")]
 ROWS = torch.zeros(4, dtype=torch.long)
@@ -101,12 +102,12 @@ ALL = [Attributes, Listed, Named, Remote]
 
 def sent(module: Any) -> CapturedModule:
     """The module as a worker has it."""
-    return wire.decode(wire.parse(wire.serialize(wire.encode(module).graph)))
+    return over_the_wire(module)
 
 
 def bound(module: GraphModule, captured: Any) -> CapturedModule:
     """An answer on the launcher's own objects."""
-    return wire.decode(wire.parse(wire.serialize(wire.encode(module).graph)), root=captured)
+    return over_the_wire(module, root=captured)
 
 
 @pytest.mark.parametrize("model", ALL)

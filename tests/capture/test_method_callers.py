@@ -21,6 +21,7 @@ from fxlib.runtime.ops.contract_lookup import class_of_method, method_called
 from tests.capture import servers
 from tests.capture.checks import targets
 from tests.capture.servers import Counted, Table, call_method, remote_method
+from tests.wire.support import over_the_wire
 
 pytestmark = pytest.mark.usefixtures("world")
 ROWS = torch.zeros(4, dtype=torch.long)
@@ -86,7 +87,7 @@ def test_a_contract_that_is_stated_for_one_method_is_that_of_its_calls_alone(nam
 
 def test_reads_through_a_helper_overlap_and_writes_stay_where_they_are() -> None:
     captured = fxlib.capture(Helped(), contracts={f"{servers.NAME}:Table.forward": READ})
-    sent = wire.decode(wire.parse(wire.serialize(wire.encode(captured).graph)))
+    sent = over_the_wire(captured)
     rewritten = wire.decode(wire.encode(recipes.apply(sent, "schedule").module).graph, root=captured)
 
     nodes = list(rewritten.graph.nodes)

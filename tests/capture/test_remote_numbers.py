@@ -11,10 +11,10 @@ from torch.distributed import rpc
 from torch.distributed.rpc import rpc_async, rpc_sync
 
 import fxlib
-from fxlib import wire
 from fxlib.equivalence.verify import verify
 from fxlib.errors import ContractError
 from fxlib.runtime import is_issue, ops
+from tests.wire.support import over_the_wire
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("world")]
 ROWS = torch.arange(6)
@@ -56,7 +56,7 @@ def test_numbers_of_results_are_values_of_the_graph_and_of_every_rewrite(how: An
     contract = fxlib.Contract(reads=frozenset({"tables"}), returns=_described)
     contracts = {f"{__name__}:looked_up": contract} if how == "export" else None
     captured = fxlib.capture(model, sample_inputs=[ROWS], how=how, contracts=contracts)
-    sent = wire.decode(wire.parse(wire.serialize(wire.encode(captured).graph)), root=captured)
+    sent = over_the_wire(captured, root=captured)
     scheduled = fxlib.optimize(captured, recipe="schedule")
     assert any(node.target in (ops.issue_call, ops.start_call) for node in scheduled.graph.nodes)
     for module in (captured, sent, scheduled):
@@ -119,7 +119,7 @@ def test_numbers_that_are_always_the_same_decide_by_handle_and_are_looked_at_in_
     captured = fxlib.capture(model, sample_inputs=[ROWS], how=how, contracts=contracts)
     scheduled = fxlib.optimize(captured, recipe="schedule")
     assert sum(map(is_issue, scheduled.graph.nodes)) == 2
-    sent = wire.decode(wire.parse(wire.serialize(wire.encode(scheduled).graph)), root=captured)
+    sent = over_the_wire(scheduled, root=captured)
     for module in (captured, scheduled, sent):
         assert torch.equal(module(ROWS), model(ROWS))
     rpc.rpc_sync("ps1", _swap, (model.tables[1],))

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from fxlib.cli import serve as command
 from fxlib.cli.applications import Child
 from fxlib.cli.serve import Stop
 from fxlib.errors import FxlibError
+from tests.shared.undisturbed import until
 
 pytestmark = pytest.mark.slow
 
@@ -97,13 +98,6 @@ def serve(
     finally:
         serving.process.kill()
         serving.process.communicate()
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 200
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:

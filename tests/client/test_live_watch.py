@@ -31,6 +31,7 @@ from tests.client.scripted import Scripted
 from tests.collectives.world import on_all_ranks
 from tests.pipeline.test_pipeline import Clicks as Trained
 from tests.random_programs.simulation import simulated
+from tests.shared.undisturbed import until
 
 
 class Clock:
@@ -244,13 +245,6 @@ def optimized(address: str, **options: Any) -> Result:
 
 def adopting(service: Scripted) -> None:
     service.adopt(wire.encode(fxlib.optimize(fxlib.capture(Clicks()))).graph.SerializeToString())
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_service_is_told_now_and_then_and_at_the_end(service: Scripted, address: str) -> None:

@@ -1,8 +1,7 @@
 """The client against the real service."""
 
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,15 +13,9 @@ from fxlib.errors import FxlibWarning, RejectedError
 from fxlib.spec.job import Event
 from tests.client.models import Clicks, workload
 from tests.shared.real_service import adopt, free_port, real_service, scripted_worker
+from tests.shared.undisturbed import until
 
 pytestmark = pytest.mark.slow
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 200
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import fxlib
 from fxlib import wire
 from fxlib.errors import FxlibWarning
 from tests.random_programs import simulation
+from tests.wire.support import over_the_wire
 
 STEPS = 3
 """The second of them orders the buckets of gradients anew."""
@@ -114,7 +115,7 @@ def outcomes(seeds: Sequence[int]) -> list[dict[str, Any]]:
 
 def _travelled(captured: Any) -> Any:
     """Rewrite where only the message is known, and bind the answer."""
-    there = wire.decode(wire.parse(wire.serialize(wire.encode(captured).graph)))
+    there = over_the_wire(captured)
     answer = wire.encode(fxlib.optimize(there), beside=there)
     rewritten = wire.decode(wire.parse(wire.serialize(answer.graph)), root=captured)
     rewritten.meta["rewrite"] = fxlib.optimize(captured).meta["rewrite"]

@@ -1,5 +1,6 @@
-"""Measurements of what is so on any machine, and may not show while the machine has much else to do."""
+"""What is so on any machine, and may not show at once while the machine has much else to do."""
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,3 +15,11 @@ def undisturbed(measure: Callable[[], T], shows: Callable[[T], bool], attempts: 
             break
         found = measure()
     return found
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what must come true, even if the machine has much else to do."""
+    end = time.monotonic() + 200
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from fxlib import wire
+from fxlib.runtime import CapturedModule
 
 
 def round_trip(module: GraphModule, **options: Any) -> Any:
@@ -19,6 +20,14 @@ def round_trip(module: GraphModule, **options: Any) -> Any:
     assert wire.serialize(again.graph) == data
     assert again.blobs == encoded.blobs
     return decoded
+
+
+def over_the_wire(module: GraphModule, *, weights: bool = False, **options: Any) -> CapturedModule:
+    """The module as another process has it; with the options of `wire.decode`, bound to what that one has."""
+    encoded = wire.encode(module, weights=weights)
+    if weights:
+        options["blobs"] = encoded.blobs
+    return wire.decode(wire.parse(wire.serialize(encoded.graph)), **options)
 
 
 def graph_of(build: Callable[[Graph, Node], Any], root: nn.Module | None = None) -> GraphModule:

@@ -1,4 +1,4 @@
-"""One Ray for all trials of these tests: it takes seconds to start."""
+"""One Ray for all trials of these tests, and one fork server for a module's: they take seconds to start."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from fxlib import TrialOptions
 from fxlib.spec.report import Report
 from fxlib.spec.workload import Workload
 from fxlib_workers.config import TrialSettings
+from fxlib_workers.process.forking import Forker
+from fxlib_workers.rewrite.sandbox import REWRITING
 from fxlib_workers.trial.driver import TrialDriver
 from fxlib_workers.trial.nodes import Nodes, connected
 from tests.workers.cases import fill
@@ -72,3 +74,10 @@ def attempt(trials: TrialDriver, tmp_path: Path) -> Try:
         return trials.run(folder, lambda *_: None, lambda: None)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    made = Forker(REWRITING, tmp_path_factory.mktemp("forker"))
+    yield made
+    made.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,6 @@ from fxlib_workers.exchange import JobFolder, ReportProgress
 from fxlib_workers.lease import ActiveLease, WorkerShutdownError
 from fxlib_workers.process.forking import Forker
 from fxlib_workers.process.host_lock import HostLock
-from fxlib_workers.rewrite.sandbox import REWRITING
 from fxlib_workers.run_job import JobRunner
 from fxlib_workers.service_client import Check, ServiceClient
 from tests.workers.cases import Lookups, lookup_workload, request
@@ -75,13 +74,6 @@ class FakeDriver:
 @pytest.fixture
 def given(tmp_path: Path) -> JobFolder:
     return request(tmp_path / "given", Lookups(), lookup_workload())
-
-
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    made = Forker(REWRITING, tmp_path_factory.mktemp("forker"))
-    yield made
-    made.end()
 
 
 def runner(tmp_path: Path, service: FakeService, forker: Forker) -> JobRunner:

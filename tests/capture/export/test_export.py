@@ -13,7 +13,7 @@ from torch.export import Dim
 import fxlib
 from fxlib import wire
 from fxlib.errors import CaptureError, FxlibWarning
-from fxlib.runtime import CapturedModule
+from tests.wire.support import over_the_wire
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +42,6 @@ class Decides(nn.Module):
         if more is not None:
             seen = seen + more["bias"]
         return {"x": nn.functional.dropout(x + self.plain + torch.tensor([1.0, 2, 3, 4])), "seen": seen, "none": None}
-
-
-def _round_trip(captured: CapturedModule) -> CapturedModule:
-    encoded = wire.encode(captured, weights=True)
-    return wire.decode(wire.parse(wire.serialize(encoded.graph)), blobs=encoded.blobs)
 
 
 def test_a_decision_by_a_size_is_exported() -> None:
@@ -91,7 +86,7 @@ def test_other_inputs_run_the_original_and_say_why(args: list[Any], kwargs: dict
 def test_without_the_original_other_inputs_are_an_error() -> None:
     captured = fxlib.capture(Decides(), sample_inputs=[torch.randn(8, 4)])
     with pytest.raises(CaptureError, match=r"the argument x has the shape \(5, 4\)"):
-        _round_trip(captured)(torch.randn(5, 4))
+        over_the_wire(captured, weights=True)(torch.randn(5, 4))
 
 
 def test_samples_may_be_given_by_name_and_runs_by_position() -> None:
@@ -105,14 +100,14 @@ def test_samples_may_be_given_by_name_and_runs_by_position() -> None:
 def test_declared_sizes_may_differ_and_conditions_on_them_are_checked() -> None:
     model = Decides().eval()
     captured = fxlib.capture(model, sample_inputs=[torch.randn(8, 4)], dynamic_shapes=({0: Dim.AUTO},))
-    for there in (captured, _round_trip(captured)):
+    for there in (captured, over_the_wire(captured, weights=True)):
         torch.manual_seed(0)
         assert there(torch.randn(12, 4))["x"].shape == (12, 4)
         assert there.graph._codegen.guards == captured.graph._codegen.guards  # type: ignore[attr-defined]
     with pytest.warns(FxlibWarning, match=r"% 2\) == 0\) does not hold"):
         captured(torch.randn(9, 4))
     with pytest.raises(CaptureError, match=r"a size is 2, and \w+ was declared as at least"):
-        _round_trip(captured)(torch.randn(2, 4))
+        over_the_wire(captured, weights=True)(torch.randn(2, 4))
 
 
 def _half(x: Tensor, y: Tensor) -> Tensor:
@@ -126,7 +121,7 @@ def test_a_size_may_be_a_multiple_of_that_of_a_later_argument() -> None:
     inputs = [torch.randn(12), torch.randn(6)]
     assert torch.equal(captured(*inputs), _half(*inputs))
     with pytest.raises(CaptureError, match=r"the argument x has the shape \(11,\)"):
-        _round_trip(captured)(torch.randn(11), torch.randn(6))
+        over_the_wire(captured, weights=True)(torch.randn(11), torch.randn(6))
 
 
 def _asks_before_it_adds(x: Tensor, y: Tensor) -> Tensor:
@@ -186,7 +181,7 @@ def test_containers_of_any_class_come_back_and_the_wire_stands_in_for_them() -> 
     assert torch.equal(found["left"], x * 2)
     bound = wire.decode(wire.encode(captured).graph, root=captured)
     assert type(bound(x)) is Kept
-    stand_in = _round_trip(captured)(x)
+    stand_in = over_the_wire(captured, weights=True)(x)
     assert torch.equal(stand_in["left"], x * 2)
     assert torch.equal(stand_in[1].right[0], x)
 

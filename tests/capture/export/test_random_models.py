@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fxlib
-from fxlib import wire
 from fxlib.recipes import recipes
 from fxlib.runtime.preserve_state import state_kept
 from tests.capture.random_modules import Program, Step, programs
 from tests.shared.many import many
+from tests.wire.support import over_the_wire
 
 _REINPLACED = recipes.from_passes([("common_subexpressions", {}), ("reinplace", {})])
 
@@ -52,8 +52,7 @@ def _check(program: tuple[list[Step], list[int]], *, grad: bool, train: bool, tr
     with torch.set_grad_enabled(grad):
         captured = fxlib.capture(model, sample_inputs=inputs, how="export")
         note(captured.code)
-        encoded = wire.encode(captured, weights=True)
-        sent = wire.decode(wire.parse(wire.serialize(encoded.graph)), blobs=encoded.blobs)
+        sent = over_the_wire(captured, weights=True)
         rewritten = [
             recipes.apply(captured, each).module for each in ("training", *((_REINPLACED,) if not grad else ()))
         ]

@@ -16,17 +16,13 @@ import fxlib
 from fxlib import wire
 from fxlib.errors import CaptureError, FxlibWarning
 from fxlib.runtime import CapturedModule
+from tests.wire.support import over_the_wire
 
 X = torch.randn(3, 4)
 
 
 def _export(model: Any, *samples: Any) -> CapturedModule:
     return fxlib.capture(model, sample_inputs=list(samples), how="export")
-
-
-def _there(captured: CapturedModule) -> CapturedModule:
-    encoded = wire.encode(captured, weights=True)
-    return wire.decode(wire.parse(wire.serialize(encoded.graph)), blobs=encoded.blobs)
 
 
 class Counts(nn.Module):
@@ -149,12 +145,12 @@ def test_where_the_forward_asks_who_takes_a_gradient_others_run_the_original() -
     with pytest.warns(FxlibWarning, match="x takes a gradient, and took none at capture"):
         assert torch.equal(captured(X.clone().requires_grad_()), X * 2)
     with pytest.raises(CaptureError, match="x takes a gradient, and took none"):
-        _there(captured)(X.clone().requires_grad_())
+        over_the_wire(captured, weights=True)(X.clone().requires_grad_())
 
 
 def test_where_nobody_asks_inputs_may_take_a_gradient_or_not() -> None:
     x = X.clone().requires_grad_()
-    assert torch.equal(_there(_export(_flat, X))(x), x.flatten())
+    assert torch.equal(over_the_wire(_export(_flat, X), weights=True)(x), x.flatten())
 
 
 class AsksParameter(nn.Module):
@@ -183,11 +179,11 @@ def test_autocast_around_the_forward_is_part_of_the_capture() -> None:
     outside = _export(_casts, X)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected, inside = _casts(X), _export(_casts, X)
-        assert torch.equal(_there(inside)(X), expected)
+        assert torch.equal(over_the_wire(inside, weights=True)(X), expected)
         with pytest.warns(FxlibWarning, match="autocast is bfloat16 on cpu, and was off at capture"):
             assert torch.equal(outside(X), expected)
     with pytest.raises(CaptureError, match="autocast is off, and was bfloat16 on cpu"):
-        _there(inside)(X)
+        over_the_wire(inside, weights=True)(X)
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -197,11 +193,11 @@ def _flat(x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning")
 def test_strides_are_those_of_the_samples() -> None:
     captured = _export(_flat, torch.randn(8, 8)[:4, :4])
-    assert torch.equal(_there(captured)(x := torch.randn(8, 8)[4:, :4]), x.reshape(-1))
+    assert torch.equal(over_the_wire(captured, weights=True)(x := torch.randn(8, 8)[4:, :4]), x.reshape(-1))
     for x in (torch.randn(4, 4).t(), torch.randn(4, 8)[:, ::2], torch.randn(4, 4)):
         assert torch.equal(captured(x), x.reshape(-1))
         with pytest.raises(CaptureError, match="has the strides"):
-            _there(captured)(x)
+            over_the_wire(captured, weights=True)(x)
 
 
 def _negated(x: Tensor) -> Tensor:
@@ -213,7 +209,7 @@ def test_sparse_and_conjugated_inputs_are_refused() -> None:
         _export(_negated, torch.eye(3).to_sparse())
     captured = _export(_negated, torch.zeros(3, dtype=torch.complex64))
     with pytest.raises(CaptureError, match="a view that conjugates"):
-        _there(captured)(torch.zeros(3, dtype=torch.complex64).conj())
+        over_the_wire(captured, weights=True)(torch.zeros(3, dtype=torch.complex64).conj())
 
 
 @pytest.mark.slow
@@ -242,7 +238,7 @@ def _swapped(pair: Pair) -> Pair:
 def test_named_tuples_go_in_and_come_back() -> None:
     captured = _export(_swapped, Pair(X, X + 1))
     bound = wire.decode(wire.encode(captured).graph, root=captured)
-    for module in (captured, bound, _there(captured)):
+    for module in (captured, bound, over_the_wire(captured, weights=True)):
         found = module(Pair(X, 2 * X))
         assert torch.equal(found.left, 2 * X)
         assert torch.equal(found.right, X + 1)
@@ -258,10 +254,10 @@ def test_one_tensor_in_two_places_is_not_two() -> None:
     y = torch.randn(3, 4)
     for samples, others in (((X, X), (X, y)), ((X, y), (X, X))):
         captured = _export(_minus, *samples)
-        assert torch.equal(_there(captured)(*samples), _minus(*samples))
+        assert torch.equal(over_the_wire(captured, weights=True)(*samples), _minus(*samples))
         assert torch.equal(captured(*others), _minus(*others))
         with pytest.raises(CaptureError, match=r"the argument y is .*and was .* at capture"):
-            _there(captured)(*others)
+            over_the_wire(captured, weights=True)(*others)
 
 
 def test_a_parameter_is_no_sample() -> None:
@@ -286,7 +282,7 @@ def _parts(x: Tensor) -> tuple[Tensor, ...]:
 def test_parts_of_complex_numbers_are_taken_where_the_program_takes_them() -> None:
     x = X.clone().requires_grad_()
     captured = fxlib.capture(_parts, how="trace")
-    for module in (captured, _there(captured)):
+    for module in (captured, over_the_wire(captured, weights=True)):
         same = fxlib.verify(fxlib.runtime.module_state.FunctionModel(_parts), module, [x])
         assert same, same
 

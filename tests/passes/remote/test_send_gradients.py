@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fxlib
-from fxlib import wire
 from fxlib.passes import SendGradients
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
@@ -17,6 +16,7 @@ from fxlib.runtime.ops import send_gradient, track_gradient
 from fxlib.spec.workload import Workload
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME
+from tests.wire.support import over_the_wire
 
 BATCH = torch.tensor([1, 2])
 ALONE = recipes.Recipe(name="alone", passes=(SendGradients(),))
@@ -69,7 +69,7 @@ def test_a_hook_on_a_result_and_another_use_of_it_are_no_hindrance(how: dict[str
 
 def test_it_travels() -> None:
     module = recipes.apply(sample(), ALONE).module
-    decoded = wire.decode(wire.parse(wire.serialize(wire.encode(module).graph)))
+    decoded = over_the_wire(module)
     assert operators(decoded) == [send_gradient, send_gradient]
 
 

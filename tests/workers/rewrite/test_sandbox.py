@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,7 +22,7 @@ from fxlib_workers.config import RewriteLimits
 from fxlib_workers.exchange import JobFolder
 from fxlib_workers.process.containment import Containment, Part
 from fxlib_workers.process.forking import Forker
-from fxlib_workers.rewrite.sandbox import REWRITING, RewriteSandbox
+from fxlib_workers.rewrite.sandbox import RewriteSandbox
 from tests.capture import feature_store
 from tests.workers.cases import Lookups, lookup_workload, request
 from tests.workers.process.contained import everything, host
@@ -37,13 +37,6 @@ def root(tmp_path: Path) -> Path:
     path = tmp_path / "root"
     path.mkdir()
     return path
-
-
-@pytest.fixture(scope="module")
-def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
-    made = Forker(REWRITING, tmp_path_factory.mktemp("forker"))
-    yield made
-    made.end()
 
 
 def carry_on() -> None:
