@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed import rpc
+from torch.fx import GraphModule
 from torch.nn import functional as F
 
 import fxlib
@@ -38,10 +39,11 @@ class Copies:
     name, package, keeps_weights = "copies", "torch", False
 
     def __init__(self) -> None:
-        self.compiled: list[nn.Module] = []
+        self.compiled: list[GraphModule] = []
         self.runs = 0
 
     def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        assert isinstance(part, GraphModule)
         self.compiled.append(part)
 
         def run(*values: Any) -> Any:
