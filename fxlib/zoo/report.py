@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment
+from jinja2 import Environment, UndefinedError
 from markupsafe import Markup
 
 from fxlib.pages import environment
@@ -69,10 +69,11 @@ def write_site(run: Run, earlier: Sequence[Run], folder: Path) -> list[Path]:
     }  # fmt: skip
     page = pages.get_template("model.html")
     for row in rows:
-        report = run.report(row.name)
-        made[f"models/{run.slug(row.name)}.html"] = page.render(
-            run=run, row=row, report=report, history=history[row.name], log=_log(run, row)
-        )
+        shown = {"row": row, "report": run.report(row.name), "history": history[row.name], "log": _log(run, row)}
+        try:
+            made[f"models/{run.slug(row.name)}.html"] = page.render(run=run, **shown)
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, UndefinedError) as error:
+            raise RunError(f"the report on {row.name!r} is of another form: {error}", where=str(run.folder)) from error
     try:
         (folder / "models").mkdir(parents=True, exist_ok=True)
         for name, text in reversed(made.items()):  # the index comes last, so that it names no missing page

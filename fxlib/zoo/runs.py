@@ -25,6 +25,8 @@ State = Literal["waiting", "asked", "done", "failed"]
 """State of a row: not begun; the service has its job; there is an answer; it could not run."""
 
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
+_LARGEST: Final = 1 << 1000
+"""The largest magnitude of an integer in a row; larger ones are no floats."""
 _FORM: Final = 1
 """Version of the files' format, which a reader checks."""
 
@@ -384,6 +386,8 @@ def _fits(value: object, hint: Any) -> bool:
         return any(value == each if isinstance(each, str) else _fits(value, each) for each in alternatives)
     if isinstance(value, bool):
         return hint is bool
+    if value != value or (isinstance(value, int) and abs(value) > _LARGEST):  # noqa: PLR0124 - NaN, or no float
+        return False
     return isinstance(value, (int, float) if hint is float else hint)
 
 

@@ -96,9 +96,15 @@ def test_a_page_shows_earlier_runs_and_what_changed(tmp_path: Path) -> None:
     assert before.name in (tmp_path / "site" / "models" / f"{run.slug('a')}.html").read_text()
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    from fxlib.zoo.runs import RunError
+def test_a_report_of_another_form_is_a_sentence(tmp_path: Path) -> None:
+    run = made(tmp_path, [adopted("a")])
+    run.write_report("a", {"decision": 3, "calls": 3})
+    with pytest.raises(RunError, match="the report on 'a' is of another form"):
+        write_site(run, [], tmp_path / "site")
+    assert not (tmp_path / "site").exists()
 
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "site").write_text("a file")
     with pytest.raises(RunError, match="site"):
         write_site(made(tmp_path, [adopted("a")]), [], tmp_path / "site")

@@ -1,6 +1,7 @@
 """Files of a run come back as they were written, and of whatever else lies there a sentence comes."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def test_a_row_is_read_as_it_was_written(run: Run) -> None:
         {"unknown": 1},
         {"gain": [1, 2, 3]},
         {"gain": {"value": "a", "low": 0, "high": 0}},
+        {"gain": {"value": math.nan, "low": 0, "high": 0}},
+        {"qps_original": 10**400},
         {"dependencies": []},
         {"dependencies": {"files": [], "environment": "x", "complete": True}},
         {"dependencies": {"files": {"/a": [1e999, 1]}, "environment": "x", "complete": True}},
