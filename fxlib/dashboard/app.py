@@ -6,6 +6,7 @@ It is served on its own port until the process is asked to end.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -333,7 +334,7 @@ class _Site:
         **more: Any,
     ) -> Response:
         if _wants_json(request):
-            return JSONResponse(answer, status_code=status, headers=headers)
+            return JSONResponse(_as_json(answer), status_code=status, headers=headers)
         text = self._templates.get_template(f"{name}.html").render(
             answer=answer,
             current=name,
@@ -367,6 +368,15 @@ def _wants_json(request: Request) -> bool:
     """Whether the path or the Accept header asks for JSON."""
     accepted = request.headers.get("accept", "")
     return request.url.path.endswith(".json") or ("application/json" in accepted and "text/html" not in accepted)
+
+
+def _as_json(value: Any) -> Any:
+    """Return plain data as JSON can hold it: the end of an interval that has none is null there."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _as_json(each) for key, each in value.items()}
+    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _filter_of(request: Request) -> JobFilter:

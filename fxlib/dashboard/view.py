@@ -5,6 +5,7 @@ A model's gain over time is a picture: a point for each job, and a square for th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -234,12 +235,13 @@ def gain_chart(jobs: Sequence[Mapping[str, Any]]) -> Markup:
     if not measured:
         return Markup("")
     seen = [job["live"]["gain"] for job in measured if job["live"] and job["live"]["gain"]]
-    low = min(0.0, *(gain["low"] for gain in (*(job["gain"] for job in measured), *seen)))
-    high = max(0.0, *(gain["high"] for gain in (*(job["gain"] for job in measured), *seen)))
+    gains = (*(job["gain"] for job in measured), *seen)
+    low = min(0.0, *(gain["low"] for gain in gains))
+    high = max(0.0, *(each for gain in gains for each in (gain["value"], gain["high"]) if each < math.inf))
     room = (high - low) or 1.0
 
     def y(gain: float) -> float:
-        return _EDGE + (high - gain) / room * (_HEIGHT - 2 * _EDGE)
+        return _EDGE + (high - min(gain, high)) / room * (_HEIGHT - 2 * _EDGE)
 
     parts = []
     for gain in (low, 0.0, high):

@@ -1,6 +1,7 @@
 """The dashboard over a real service: its pages, the same as JSON, and who may change what."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -91,6 +92,18 @@ def test_jobs_are_filtered_and_say_why_in_a_line(service: Served, browser: TestC
     (nowhere,) = browser.get("/jobs.json?name=nowhere").json()["jobs"]
     assert nowhere["why"] == "no live worker has rack=3 yet; none has the label rack"
     service.owner.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=nowhere["id"]))
+
+
+def test_a_gain_without_an_upper_bound_is_there_as_json_and_in_the_picture(
+    service: Served, browser: TestClient
+) -> None:
+    result = answer(reason="NOT_FASTER")
+    result.gain.high = math.inf
+    job_id = service.answered("unbounded", result)
+    assert browser.get(f"/jobs/{job_id}.json").json()["gain"] == {"value": 0.5, "low": 0.4, "high": None}
+    page = browser.get("/model?namespace=default&name=unbounded").text
+    assert "+50.0%" in page
+    assert '"nan"' not in page
 
 
 @pytest.mark.parametrize("query", ["state=busy", "label=team", "size=0", "size=x", "page=no-token", "id=%25"])
