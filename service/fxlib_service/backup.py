@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -173,7 +174,7 @@ def make(config: Config, folder: Path) -> Manifest:
     whole = folder.absolute()
     unfinished = whole.with_name(f"{whole.name}{_UNFINISHED}")
     blobs = blob_store(config, Clock())
-    unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_own(unfinished)
     with _alone(unfinished):
         _clear(unfinished)
         target = FolderBlobStore(unfinished)
@@ -323,6 +324,21 @@ def _copy(read: Callable[..., bytes], sha256: str, target: BlobStore) -> int | N
         target.drop(sha256)
         return None
     return at
+
+
+def _make_own(folder: Path) -> None:
+    """Make a folder that only this user may enter, unless a backup that was killed left it.
+
+    Raises:
+        FxlibError: there is something else of this name, which whoever made it may have meant to be cleared or filled.
+    """
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            hint = "Delete it, or name another folder."
+            raise FxlibError("it is no backup that this user began", where=str(folder), hint=hint) from None
 
 
 @contextmanager

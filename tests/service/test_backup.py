@@ -331,6 +331,24 @@ def test_a_backup_with_something_endless_in_it_is_refused(doctored: Path, tmp_pa
         backup.restore(Config(data=tmp_path / "database"), doctored)
 
 
+def test_a_backup_is_put_together_in_no_folder_of_another_s(doctored: Path, tmp_path: Path) -> None:
+    config, to, others = Config(data=tmp_path / "data"), tmp_path / "to", tmp_path / "others"
+    others.mkdir(mode=0o700)
+    (others / "precious").write_text("precious")
+    unfinished = tmp_path / "to.unfinished"
+    unfinished.symlink_to(others)
+    with pytest.raises(FxlibError, match="no backup that this user began"):
+        backup.make(config, to)
+    assert (others / "precious").exists()
+    unfinished.unlink()
+    unfinished.mkdir()
+    unfinished.chmod(0o777)
+    with pytest.raises(FxlibError, match="no backup that this user began"):
+        backup.make(config, to)
+    unfinished.chmod(0o700)
+    assert backup.make(config, to).jobs == 0
+
+
 def test_a_folder_without_a_service_is_not_backed_up(tmp_path: Path) -> None:
     with pytest.raises(FxlibError, match="there is no database"):
         backup.make(Config(data=tmp_path / "nothing"), tmp_path / "backup")
