@@ -252,18 +252,32 @@ class ModelFigures:
                 del self._rows[next(iter(self._rows))]
 
     def record_live(self, model: _Model, live: jobs_pb2.LiveFigures) -> None:
-        """Record a report of a launcher that trains the model. The model reported longest ago is dropped first."""
+        """Record a report of a launcher that trains the model.
+
+        If there are too many models, the namespace that has most loses the one that was reported longest ago.
+        """
         with self._recording:
             self._live.pop(model, None)
             self._live[model] = live
             if len(self._live) > self._shown * _KEPT_PER_SHOWN:
-                del self._live[next(iter(self._live))]
+                ((most, _),) = collections.Counter(namespace for namespace, _ in self._live).most_common(1)
+                del self._live[next(each for each in self._live if each[0] == most)]
 
     def live_rows(self) -> Iterator[tuple[_Model, jobs_pb2.LiveFigures]]:
-        """Yield the models reported last, as many as may have a row of their own."""
+        """Yield the models reported last, as many as may have a row of their own.
+
+        Namespaces take turns, since whoever reports may give a model any number of names.
+        """
         with self._recording:
-            rows = list(self._live.items())
-        yield from rows[-self._shown :]
+            rows = list(reversed(self._live.items()))
+        turns = collections.Counter[str]()
+        in_turn = list[tuple[int, tuple[_Model, jobs_pb2.LiveFigures]]]()
+        for row in rows:
+            namespace = row[0][0]
+            in_turn.append((turns[namespace], row))
+            turns[namespace] += 1
+        in_turn.sort(key=lambda each: each[0])
+        yield from (row for _, row in in_turn[: self._shown])
 
     def rows(self) -> Iterator[tuple[_Model, Figures]]:
         """Yield models and figures; "other" has the figures of the latest answer to any model without its own row."""

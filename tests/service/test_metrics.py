@@ -138,6 +138,16 @@ def test_a_board_remembers_a_bounded_number_of_names() -> None:
     assert len(models._rows) == 20
 
 
+def test_a_namespace_of_many_names_hides_no_live_figures_of_the_others() -> None:
+    models = ModelFigures(shown=2)
+    models.record_live(("feed", "ranker"), jobs_pb2.LiveFigures(qps_optimized=3.0))
+    for number in range(1000):
+        models.record_live(("ads", f"m{number}"), jobs_pb2.LiveFigures(qps_optimized=float(number)))
+    shown = {model: live.qps_optimized for model, live in models.live_rows()}
+    assert shown == {("feed", "ranker"): 3.0, ("ads", "m999"): 999.0}
+    assert len(models._live) == 20
+
+
 def test_a_model_called_other_is_one_of_the_others() -> None:
     models = ModelFigures(shown=2)
     models.record(("other", "other"), figures())
