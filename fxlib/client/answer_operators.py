@@ -69,7 +69,7 @@ class _Known:
         if node.op != "call_module":
             yield from {called(node, body)} - {""}
             return
-        for each in _called(node, body).modules():
+        for each in callee(node, body).modules():
             if id(each) not in self._modules and (name := called_module(each)):
                 yield name
 
@@ -209,12 +209,12 @@ def _draws(module: GraphModule, numbers: Numbers | None) -> list[_Draw]:
         (path, body, node)
         for path, body in graphs.items()
         for node in body.graph.nodes
-        if node in drawing or (node.op == "call_module" and within.intersection(_called(node, body).modules()))
+        if node in drawing or (node.op == "call_module" and within.intersection(callee(node, body).modules()))
     ]
     known = {} if numbers is None or not found else numbers.of(module)
     draws = []
     for path, body, node in found:
-        entered = _called(node, body) if node.op == "call_module" else None
+        entered = callee(node, body) if node.op == "call_module" else None
         name = str(node.target) if entered is not None else called(node, body)
         made = entered is None or any(isinstance(each, GraphModule) for each in entered.modules())
         values = () if numbers is None else tuple(numbers.value(each, known) for each in _given(node))
@@ -230,7 +230,8 @@ def _drawing(body: GraphModule) -> Iterator[Node]:
             yield node
 
 
-def _called(node: Node, body: GraphModule) -> nn.Module:
+def callee(node: Node, body: GraphModule) -> nn.Module:
+    """Return the module that a node of a graph calls."""
     return body.get_submodule(str(node.target))
 
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.analysis.effects.resources import COLLECTIVES, ServerState, contract_of_call, destination, states_of
 from fxlib.analysis.operators.arguments import operator_of
-from fxlib.client.answer_operators import check_draws, check_operators, check_writes, is_of_form
+from fxlib.client.answer_operators import callee, check_draws, check_operators, check_writes, is_of_form
 from fxlib.client.own_objects import CALLS, held_uses
 from fxlib.client.value_numbering import Numbers, callable_key
 from fxlib.errors import WireError
@@ -184,7 +184,7 @@ def _sensitive(
 
 def _is_reliant(node: Node, body: GraphModule) -> bool:
     if node.op == "call_module":
-        called = _called(body, node)
+        called = callee(node, body)
         names = [type(each).__name__ for each in called.modules() if not isinstance(each, GraphModule)]
     elif node.op == "call_method":
         names = [str(node.target)]
@@ -281,7 +281,7 @@ class _Interactions:
                     found._add(key, words, runs[body])
                 if node.op == "call_module" and not own[node]:
                     child = _joined(path, str(node.target))
-                    if any(_interacts(each, own, interacts) for each in _entered(_called(body, node))):
+                    if any(_interacts(each, own, interacts) for each in _entered(callee(node, body))):
                         key = ("run", child, _given(node, numbers, known))
                         found._add(key, f"calls {child!r} with other arguments", runs[body])
                 found._add_calls(node, numbers, known, runs[body], contracts=contracts)
@@ -381,7 +381,7 @@ def _made(module: GraphModule, numbers: Numbers, states: dict[tuple[Hashable, ..
         positions: dict[Node, int] = {}
         for node in body.graph.nodes:
             positions[node] = next(clock)
-            for entered in _entered(_called(body, node)) if node.op == "call_module" else ():
+            for entered in _entered(callee(node, body)) if node.op == "call_module" else ():
                 run(entered)
         for node, position in positions.items():
             if not (is_batch(node) or node.target in CALLS_BY_NAME):
@@ -450,7 +450,7 @@ def _runs(module: GraphModule, graphs: Mapping[str, GraphModule]) -> Counter[Gra
     callers: dict[GraphModule, list[GraphModule]] = {}
     for body in graphs.values():
         for node in body.graph.nodes:
-            for entered in _entered(_called(body, node)) if node.op == "call_module" else ():
+            for entered in _entered(callee(node, body)) if node.op == "call_module" else ():
                 callers.setdefault(entered, []).append(body)
     runs = Counter({module: 1})
 
@@ -462,10 +462,6 @@ def _runs(module: GraphModule, graphs: Mapping[str, GraphModule]) -> Counter[Gra
     for body in graphs.values():
         count(body)
     return runs
-
-
-def _called(body: GraphModule, node: Node) -> nn.Module:
-    return body.get_submodule(str(node.target))
 
 
 def _entered(module: nn.Module) -> Iterator[GraphModule]:
@@ -484,9 +480,7 @@ def _interacts(
     if body not in known:
         known[body] = any(
             own[node]
-            or (
-                node.op == "call_module" and any(_interacts(each, own, known) for each in _entered(_called(body, node)))
-            )
+            or (node.op == "call_module" and any(_interacts(each, own, known) for each in _entered(callee(node, body))))
             for node in body.graph.nodes
         )
     return known[body]
