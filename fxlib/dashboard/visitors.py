@@ -22,6 +22,8 @@ from starlette.requests import Request
 COOKIE: Final = "fxlib_session"
 _SCHEME: Final = "bearer "
 _MOST: Final = 1000
+_MOST_OF_TOKEN: Final = 20
+"""Number of browsers in which one token is signed in, so that nobody signs the others out by signing in often."""
 _IDLE_S: Final = 8 * 3600.0
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost", "testclient")
 
@@ -63,6 +65,9 @@ class Visitors:
         """Remember a visitor, and return the cookie. If there are too many, the least recent visitor is forgotten."""
         cookie = secrets.token_urlsafe(32)
         with self._using:
+            same = [each for each, visitor in self._known.items() if visitor.token == token]
+            for each in same[: max(0, len(same) + 1 - _MOST_OF_TOKEN)]:
+                del self._known[each]
             self._known[cookie] = Visitor(token=token, secret=secrets.token_urlsafe(32), seen_at=time.monotonic())
             while len(self._known) > _MOST:
                 self._known.popitem(last=False)

@@ -306,6 +306,18 @@ def test_a_visitor_may_sign_out_while_a_page_is_made_for_them(monkeypatch: pytes
     assert known.of(shown) is None
 
 
+def test_a_visitor_who_signs_in_often_signs_nobody_else_out() -> None:
+    def known(cookie: str) -> bool:
+        cookies = [(b"cookie", f"{visitors.COOKIE}={cookie}".encode())]
+        return here.of(Request({"type": "http", "headers": cookies})) is not None
+
+    here = visitors.Visitors()
+    other, *own = here.sign_in("other"), *(here.sign_in("own") for _ in range(2000))
+    assert known(other)
+    assert known(own[-1])
+    assert not known(own[0])
+
+
 def test_a_token_that_the_service_does_not_know_signs_nobody_in(browser: TestClient) -> None:
     for wrong in ("guessed", "", "two words", "ü"):
         answered = browser.post("/sign-in", data={"token": wrong}, headers=ORIGIN)
