@@ -85,7 +85,6 @@ class Entry:
     Attributes:
         program: the prologue that made them.
         requests: one for each call of the program.
-        was_taken: whether a forward has taken the entry.
         is_due: whether the loop has the batch, so that a forward that does not fit is worth a warning.
         why_not: why the last forward did not take the entry while it was due; empty if there was no such forward.
     """
@@ -95,7 +94,6 @@ class Entry:
         self.noted = noted
         self.requests = requests
         self.modes = _modes()
-        self.was_taken = False
         self.is_due = True
         self.why_not = ""
 
@@ -337,7 +335,6 @@ class ModuleAhead(LeavesPushes):
             self._is_distributed = True
             self._warn(Reason.AHEAD_DISTRIBUTED.sentence())
             return generated
-        entry.was_taken = True
         self._current = entry
         return self._with_results(entry, unchanged, generated, args, kwargs)
 
@@ -494,7 +491,9 @@ class ModuleAhead(LeavesPushes):
         self, module: CapturedModule, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Entry, list[bool]] | None:
         modes = None
-        for entry in filter(_is_due, self._entries):
+        for entry in self._entries:
+            if not entry.is_due:  # its batch may hold the tensors of the one before it
+                continue
             modes = modes or _modes()
             unchanged: list[bool] = []
             if entry.program.module is not module or not entry.program.is_current():
@@ -634,11 +633,6 @@ def _stand_in(
     returned: Any = replacement
     returned.stands_for = operator  # a recording looks for it
     return replacement
-
-
-def _is_due(entry: Entry) -> bool:
-    """Whether an entry may be for the current forward; a batch may hold the tensors of the one before it."""
-    return entry.is_due
 
 
 def _is_hashable(value: object) -> bool:
