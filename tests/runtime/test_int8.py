@@ -60,7 +60,7 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
 
 @pytest.mark.slow
 @given(
-    batch=st.sampled_from([(), (1,), (5,), (2, 3)]),
+    batch=st.sampled_from([(), (1,), (5,), (2, 3), (int8._FEW_ROWS + 1,)]),
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     zero_point=st.integers(0, 255),
     biased=st.booleans(),
@@ -256,6 +256,22 @@ def test_a_weight_that_is_written_is_packed_again() -> None:
     weight.zero_()
     assert before.ne(0.0).any()
     assert OPERATORS.int8_linear(x, 1.0, 0, weight, scales, None, *LINEAR).eq(0.0).all()
+
+
+@pytest.mark.parametrize("rows", [2, int8._FEW_ROWS + 1])
+@pytest.mark.parametrize("of", ["scales", "bias"])
+@pytest.mark.parametrize("counted", [True, False])
+def test_scales_and_a_bias_that_are_written_hold_at_once(of: str, rows: int, counted: bool) -> None:
+    x, weight, given = levels(rows, 8), integers(4, 8), {"scales": figures(4, 1), "bias": figures(4, 2)}
+    with torch.inference_mode(not counted):
+        given[of] = given[of].clone()
+    before = OPERATORS.int8_linear(x, 1.0, 0, weight, *given.values(), *LINEAR)
+    with torch.inference_mode(not counted):
+        given[of].mul_(2.0)
+    after = OPERATORS.int8_linear(x, 1.0, 0, weight, *given.values(), *LINEAR)
+    fresh = OPERATORS.int8_linear(x, 1.0, 0, weight.clone(), *(each.clone() for each in given.values()), *LINEAR)
+    assert torch.equal(after, fresh)
+    assert not torch.equal(after, before)
 
 
 @pytest.mark.parametrize("data", [torch.ones(2), torch.ones(1).expand(4), torch.ones(4).double()])
