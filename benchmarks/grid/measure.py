@@ -34,7 +34,7 @@ Name = TypeVar("Name", bound=str)
 
 BLOCK_S = 0.1
 TRIED_ROUNDS = 5
-CHOOSING_STEPS = 80
+CHOOSING_STEPS = 100
 """Steps within which a pipeline has chosen its way, before the clock starts: as the expert's programs are chosen."""
 AHEAD = frozenset({PIPELINE, HAND_PIPELINE})
 """Arms in whose steps each finds what the one before has asked for: but the first, which is before the clock starts."""
