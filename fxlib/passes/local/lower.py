@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -80,18 +81,19 @@ class Lower(GraphPass):
     def run(self, module: GraphModule, context: Context) -> PassResult:
         keeps_weights = BACKENDS[self.backend].keeps_weights
         found = _Search(module, context.get(Effects), keeps_weights=keeps_weights)
-        if found.bring_weights():
-            found = _Search(module, context.get(Effects), keeps_weights=keeps_weights)
         if found.blocked is not None:
             first = next(iter(module.graph.nodes))
             return PassResult(module, changes=0, declined=(Declined(node=first.name, reason=found.blocked),))
-        changes = 0
-        for part in found.parts():
-            if sum(node.op != "get_attr" for node in part) >= self.least_nodes:
-                changes += 1
-                for node in part:
-                    node.meta[BACKEND] = installed(self.backend)
-        return PassResult(module, changes=changes)
+        parts = self._parts(found)
+        if parts and found.bring_weights():
+            parts = self._parts(_Search(module, context.get(Effects), keeps_weights=keeps_weights))
+        for node in itertools.chain(*parts):
+            node.meta[BACKEND] = installed(self.backend)
+        return PassResult(module, changes=len(parts))
+
+    def _parts(self, search: _Search) -> list[Sequence[Node]]:
+        """Return the parts that are large enough."""
+        return [each for each in search.parts() if sum(node.op != "get_attr" for node in each) >= self.least_nodes]
 
 
 class _Search:
@@ -114,7 +116,7 @@ class _Search:
         An exported graph reads all weights at its start. A part would get them as inputs, which no compiler packs.
         """
         graph, brought = self._module.graph, False
-        for node in self._effects.nodes if self.blocked is None else ():
+        for node in self._effects.nodes:
             if node.op == "get_attr" or not self._takes(node):
                 continue
             for weight in node.all_input_nodes:

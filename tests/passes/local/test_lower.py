@@ -187,6 +187,13 @@ def test_parts_of_an_exported_graph_have_their_weights_as_their_own(copies: Copi
     assert held == [1, 1]
 
 
+def test_an_exported_graph_whose_parts_are_too_small_stays_as_it_is(copies: Copies) -> None:
+    model, inputs = Tied().eval(), (torch.randn(2, 4), torch.tensor([3, 5]))
+    with torch.no_grad():
+        captured = as_graph(torch.export.export(model, inputs), ())
+        assert lowered(captured, least_nodes=10).code == captured.code
+
+
 def test_the_graph_and_the_state_look_as_they_did(tower: Tower, copies: Copies) -> None:
     captured = fxlib.capture(tower)
     module = lowered(captured)
