@@ -327,7 +327,7 @@ class _Packed:
     """A weight in the processor's own order, in each requested form, made from one version of the plain weight."""
 
     weight: weakref.ref[torch.Tensor]
-    version: int
+    facts: tuple[object, ...]
     zeros: torch.Tensor
     forms: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
     for_few_rows: tuple[torch.Tensor, torch.Tensor | None, list[object], Any] | None = None
@@ -343,7 +343,7 @@ _packed: dict[int, _Packed] = {}
 def _packed_of(weight: torch.Tensor) -> _Packed | None:
     """Return the packed form of a weight in its present version, if there is one."""
     found = _packed.get(id(weight))
-    return found if found is not None and found.weight() is weight and found.version == weight._version else None
+    return found if found is not None and found.weight() is weight and found.facts == _facts(weight) else None
 
 
 def _forget(key: int, gone: weakref.ref[torch.Tensor]) -> None:
@@ -396,8 +396,12 @@ class _Call:
 
 
 def _facts(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what a call like this takes for granted of a tensor: another `.data` is no write that anybody counts."""
-    return tensor._version, tensor.data_ptr(), tensor.shape, tensor.is_contiguous(), tensor.dtype, tensor.device
+    """Return what a call like this takes for granted of a tensor: another `.data` is no write that anybody counts.
+
+    The storage is among it, since whoever keeps these keeps it, so that no other data comes to lie at its address.
+    """
+    data = tensor.untyped_storage(), tensor.data_ptr()
+    return tensor._version, *data, tensor.shape, tensor.is_contiguous(), tensor.dtype, tensor.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +458,8 @@ class _Layer:
             return held
         key = id(self.weight)
         weight = weakref.ref(self.weight, lambda gone: _forget(key, gone))
-        held = _Packed(weight, self.weight._version if counts else 0, torch.zeros(len(self.weight), dtype=torch.int32))
+        facts = _facts(self.weight) if counts else ()
+        held = _Packed(weight, facts, torch.zeros(len(self.weight), dtype=torch.int32))
         if counts:
             _packed[key] = held
         return held

@@ -274,6 +274,19 @@ def test_scales_and_a_bias_that_are_written_hold_at_once(of: str, rows: int, cou
     assert not torch.equal(after, before)
 
 
+@pytest.mark.parametrize("rows", [2, int8._FEW_ROWS + 1])
+@pytest.mark.parametrize("of", ["weight", "scales", "bias"])
+def test_a_layer_with_other_data_computes_with_these_wherever_they_lie(of: str, rows: int) -> None:
+    x, given = levels(rows, 8), {"weight": integers(4, 8), "scales": figures(4, 1), "bias": figures(4, 2)}
+    results = []
+    for _ in range(20):
+        results.append(OPERATORS.int8_linear(x, 1.0, 0, *given.values(), *LINEAR))
+        given[of].data = given[of].data.roll(1, 0)
+    for each in results:
+        assert torch.equal(each, OPERATORS.int8_linear(x, 1.0, 0, *(one.clone() for one in given.values()), *LINEAR))
+        given[of].data = given[of].data.roll(1, 0)
+
+
 @pytest.mark.parametrize("data", [torch.ones(2), torch.ones(1).expand(4), torch.ones(4).double()])
 @pytest.mark.parametrize("of", ["scales", "bias"])
 def test_scales_and_a_bias_with_other_data_are_checked_again(of: str, data: torch.Tensor) -> None:
