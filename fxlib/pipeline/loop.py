@@ -322,8 +322,8 @@ class Pipeline(Generic[B]):
             return None
         ahead = ahead_of(module)
         if ahead not in used:
-            used[ahead] = []
             ahead.open(self._depth, leaves_pushes=self._defer_pushes, trainers=self._trainers, stale=self._stale)
+            used[ahead] = []
         return module, ahead
 
     def _fetch(

@@ -577,3 +577,19 @@ def test_of_a_loop_that_is_left_a_failed_push_is_told_and_raised_by_the_next_pus
         with pytest.raises(ValueError, match="refused 0"):
             fxlib.push_gradients(module)
         fxlib.push_gradients(module)
+
+
+def test_a_loop_that_begins_with_a_failed_push_of_the_one_before_raises_it_and_leaves_nothing_open() -> None:
+    module = scheduled(look_up_in_vain)
+
+    def first_step() -> None:
+        for x in fxlib.pipeline(batches(), module, defer_pushes=True):
+            train(module, x)
+            break
+
+    with simulated(5):
+        with pytest.warns(FxlibWarning, match="a push has failed"):
+            first_step()
+        with pytest.raises(ValueError, match="refused 0"):
+            run(fxlib.pipeline(batches(), module), lambda x: train(module, x))
+        assert ahead_of(module)._loops == 0
