@@ -215,7 +215,7 @@ class ModuleAhead(LeavesPushes):
         """Begin to watch the writes of this process, because a loop has begun.
 
         Args:
-            depth: number of batches ahead of their step; None: it is chosen, by measuring.
+            depth: number of batches ahead of their step; None: it is chosen, by measuring, or 1 with stale reads.
             leaves_pushes: whether `push_gradients` returns before pushes were answered.
             trainers: number of processes that write to the servers; None if the program has not said.
             stale: number of steps whose pushes a read may miss; of several loops, the smallest holds for all.
@@ -227,8 +227,8 @@ class ModuleAhead(LeavesPushes):
         self._stale_limits.append(stale)
         self._most_stale = min(self._stale_limits)
         self._batches = 0
-        self._asked_depth = depth
-        self._choice.loop_began(depth)
+        self._asked_depth = depth if depth or not stale else 1  # stale reads are measured by nobody
+        self._choice.loop_began(self._asked_depth)
         WATCH.add(self, {})
 
     def choose_by(self, kind: type[MeasuredChoice | InTurn]) -> None:

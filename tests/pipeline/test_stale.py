@@ -18,6 +18,7 @@ from torch.distributed import rpc
 import fxlib
 from fxlib import batch
 from fxlib.errors import FxlibError, FxlibWarning
+from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.pipeline.watch import WATCH
 from fxlib.runtime import CapturedModule, record
 from fxlib.spec.report import WAYS
@@ -330,3 +331,13 @@ def test_a_timeline_shows_which_reads_were_stale() -> None:
 def test_what_is_no_number_of_steps_is_refused(stale: Any) -> None:
     with pytest.raises(FxlibError, match=f"stale={stale!r}"):
         fxlib.pipeline([], nn.Identity(), stale=stale)
+
+
+def test_a_loop_with_stale_reads_has_a_depth_of_one_whatever_was_chosen_before() -> None:
+    module = module_of()
+    with simulated(1):
+        _ = [train(module, x) for x in fxlib.pipeline(batches(2), module)]
+        ahead_of(module)._choice.depth = 8
+        loop = fxlib.pipeline(batches(12), module, stale=4)
+        _ = [train(module, x) for x in loop]
+    assert max(loop.staleness) == 1
