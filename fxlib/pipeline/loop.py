@@ -10,7 +10,7 @@ import random
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -149,7 +149,8 @@ def pipeline(
             the forward takes.
         depth: number of batches that are pulled before the loop asks for them. By default one, and more, up to
             `MOST_DEPTH`, while the loop's steps become shorter by it.
-        memory_bytes: limit on what these batches and their results hold; a batch is fetched ahead only within it.
+        memory_bytes: limit on what these batches and their results hold; a batch is fetched ahead only within it, and
+            one beyond it is pulled at most.
         ahead: whether batches may be pulled early, whatever the loader is: the caller states that it draws from no
             generator of this process, and reads nothing that the loop changes.
         defer_pushes: whether `push_gradients` returns before the servers have answered. They have answered before the
@@ -294,7 +295,7 @@ class Pipeline(Generic[B]):
                     raise current.error
                 found = self._opened(used)
                 depth = self._depth or (found[1].depth if found else 1)
-                while puller.ahead and len(queue) < depth and not (queue and queue[-1].error):
+                while puller.ahead and len(queue) < depth and self._may_follow(queue):
                     pull(early=True)
                 if current.entry is not None:
                     current.entry.is_due = True
@@ -304,6 +305,12 @@ class Pipeline(Generic[B]):
                 self._forget(current, used)
         finally:
             self._close(used)
+
+    def _may_follow(self, queue: Sequence[_Pulled[B]]) -> bool:
+        """Return whether there may be a batch behind those that were pulled, and the memory for it."""
+        if not queue or self._memory_bytes is None:
+            return not (queue and queue[-1].error)
+        return not queue[-1].error and sum(tensor_bytes(each.batch) for each in queue) < self._memory_bytes
 
     def _close(self, used: Mapping[ModuleAhead, Iterable[_Pulled[B]]]) -> None:
         """Leave nothing in flight, and count what the loop took."""
