@@ -135,6 +135,7 @@ def test_a_documented_make_command_exists(document: Path) -> None:
     assert documented <= targets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fxlib", "fxlib_service", "fxlib_workers"])
 def test_every_folder_of_three_modules_or_more_has_layers_that_leave_no_module_out(name: str) -> None:
     (package,) = (found for folder in FOLDERS if (found := folder / name / "__init__.py").exists())

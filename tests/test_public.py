@@ -29,6 +29,7 @@ def test_a_function_is_not_hidden_by_the_submodule_of_its_name() -> None:
     assert python(program) == "capture verify"
 
 
+@pytest.mark.slow
 def test_importing_the_library_does_not_load_torch() -> None:
     assert python("import sys, fxlib; print('torch' in sys.modules)") == "False"
 

@@ -201,6 +201,7 @@ def test_timelines_show_the_calls(store: Store) -> None:
 # Through the wire, and back.
 
 
+@pytest.mark.slow
 def test_an_answer_may_issue_and_wait_for_what_the_original_calls(store: Store) -> None:
     captured = fxlib.capture(Reads(store.address))
     answer = wire.encode(fxlib.optimize(captured)).graph

@@ -217,6 +217,7 @@ def test_rrefs_of_a_module_are_read_where_the_module_holds_them() -> None:
     assert captured.state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.slow
 def test_constant_destinations_stay_constant_and_classes_behind_rrefs_bring_contracts() -> None:
     captured = fxlib.capture(Holder())
 

@@ -50,6 +50,7 @@ def test_a_file_of_a_stranger_steers_no_terminal(fxlib: Run, tmp_path: Path, com
     assert "owned" in harmless(fxlib(command, path, *inputs).out)
 
 
+@pytest.mark.slow
 def test_what_each_pass_of_a_recipe_does_to_it(fxlib: Run, file: str) -> None:
     out = fxlib("show", file, "--diff", "schedule").out
     assert "+++ after split_calls" in out

@@ -79,6 +79,7 @@ def step(live: StepWatch, module: CapturedModule, clock: Clock, *, original_s: f
     return ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("canary", [0.5, 0.3, 0.1, 0.01])
 def test_the_original_runs_its_share_in_blocks_beside_those_they_are_compared_with(canary: float) -> None:
     turns = Turns(canary, "seed")
@@ -104,6 +105,7 @@ def test_the_first_steps_after_a_switch_do_not_count(canary: float) -> None:
         assert not (place.paired and not place.counts)
 
 
+@pytest.mark.slow
 def test_a_gain_that_stays_is_never_taken_for_gone_and_one_that_goes_is_seen() -> None:
     noise = random.Random(0)
     comparison = Comparison(0.02)
@@ -121,6 +123,7 @@ def _falls(comparison: Comparison, log_ratio: float) -> bool:
     return comparison.has_fallen
 
 
+@pytest.mark.slow
 def test_a_job_whose_gain_is_gone_goes_back_and_says_so(clock: Clock) -> None:
     module = captured()
     with watching(module, canary=0.5) as live:

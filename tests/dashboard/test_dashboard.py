@@ -208,6 +208,7 @@ def test_what_jobs_saw_in_training_stands_beside_their_trials(service: Served, b
     assert '<span class="failed">went back</span>' in model
 
 
+@pytest.mark.slow
 def test_names_and_messages_of_strangers_are_inert(service: Served, browser: TestClient) -> None:
     job = service.owner.submit(name=HOSTILE, labels={"a": "<b>"})
     lease = service.claim(HOSTILE, hardware=HOSTILE + STEERING)

@@ -68,6 +68,7 @@ def test_every_difference_is_found_and_named(twist: str, where: str) -> None:
     assert where in [each.where for each in verification.differences]
 
 
+@pytest.mark.slow
 def test_one_bit_is_a_difference_unless_tolerated() -> None:
     one, other = pair("")
     with torch.no_grad():

@@ -87,6 +87,7 @@ def take_long(_: bytes) -> None:
     sum(range(50_000_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "escape, words",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -20,6 +21,7 @@ class Scaled(nn.Module):
         return y.exp() * torch.exp(self.get_buffer("scale"))
 
 
+@pytest.mark.slow
 def test_gradients_may_be_recorded_where_values_were_computed_from_buffers_alone() -> None:
     model, x = Scaled().eval(), torch.randn(2, 3)
     captured = fxlib.capture(model, sample_inputs=[x], how="export")

@@ -177,6 +177,7 @@ def reads_behind_pushes(*workers: str, trainers: int | None = None) -> bool:
     return loop.taken > 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_the_module_does_not_call_counts_as_a_trainer_until_the_loop_says_otherwise() -> None:
     assert reads_behind_pushes("trainer0", "ps0")
     with pytest.warns(FxlibWarning, match=r"does not call trainer1, which may train.*trainers=1"):

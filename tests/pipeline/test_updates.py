@@ -63,6 +63,7 @@ def test_steps_with_updates_are_the_plain_ones_bit_for_bit() -> None:
     assert updated.call_count > 20
 
 
+@pytest.mark.slow
 def test_a_comparison_of_all_ways_makes_updates_too() -> None:
     expected, state = plain(KEYS * 3, look_up_momentum)
     with mock.patch.object(Rows, "updated", autospec=True, side_effect=Rows.updated) as updated:
@@ -216,6 +217,7 @@ def test_an_update_that_fails_is_told_of_and_rows_are_read_again(update: Any, to
     assert len(read_again) > 2
 
 
+@pytest.mark.slow
 def test_an_update_that_makes_other_rows_is_found_by_reading_some_of_them_again() -> None:
     def forgets(known: batch.KnownRows, *others: Any) -> batch.KnownRows:
         return replace(moved(known, *others), state=known.state)

@@ -214,6 +214,7 @@ def test_no_sum_overflows() -> None:
     assert found.eq(255.0 * int8.WEIGHT_LIMIT * 4096).all()
 
 
+@pytest.mark.slow
 @given(st.floats(-1e4, 1e4), st.floats(1e-3, 1e3), st.integers(0, 255))
 def test_a_number_becomes_the_level_next_to_it(value: float, scale: float, zero_point: int) -> None:
     level = int(OPERATORS.quantize(torch.tensor([value]), scale, zero_point))

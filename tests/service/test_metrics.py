@@ -39,6 +39,7 @@ async def test_an_answer_is_counted_and_its_figures_shown() -> None:
         assert found['fxlib_workers_live{torch_version="2.13.0"}'] == 1
 
 
+@pytest.mark.slow
 async def test_a_large_answer_is_counted_beside_the_event_loop() -> None:
     async with make_service() as core:
         await submit(core)

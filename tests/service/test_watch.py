@@ -79,6 +79,7 @@ async def test_live_events_are_told_as_they_happen_to_all_who_watch() -> None:
         assert core.broker.watchers == 0
 
 
+@pytest.mark.slow
 async def test_a_slow_watcher_misses_nothing() -> None:
     async with make_service() as core:
         job = await submit(core)

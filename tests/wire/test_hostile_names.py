@@ -151,6 +151,7 @@ def test_the_name_of_a_remote_function_is_a_name(name: str) -> None:
     assert "does not name a remote function" in str(refusal(graph))
 
 
+@pytest.mark.slow
 def test_names_of_keyword_arguments_in_a_pytree_are_names() -> None:
     exported = torch.export.export(Keyword(), (torch.ones(2),), {"bias": torch.ones(2)}, strict=False)
     graph = wire.encode(exported.module(check_guards=False)).graph

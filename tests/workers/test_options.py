@@ -156,6 +156,7 @@ def test_the_node_that_keeps_a_cluster_from_a_level_is_named() -> None:
         check_containment(required, WHOLE, {"a": WHOLE, "b": BARE})
 
 
+@pytest.mark.slow
 def test_a_worker_that_reaches_no_cluster_does_not_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

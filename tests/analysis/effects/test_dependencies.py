@@ -43,6 +43,7 @@ def test_edges_grow_in_proportion_to_nodes() -> None:
     assert small < 8 * 2_000
 
 
+@pytest.mark.slow
 def test_what_must_come_before_stands_before() -> None:
     dependencies = Dependencies.of(everything(400))
     assert all(source < place for place in range(len(dependencies.edges)) for source in dependencies.sources(place))

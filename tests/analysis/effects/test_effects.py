@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 
+import pytest
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
@@ -93,6 +94,7 @@ def test_the_methods_behind_pythons_operators_write_as_the_operators_do() -> Non
         assert conflict(program.returns(reader, writer), reader, writer)
 
 
+@pytest.mark.slow
 def test_every_method_of_a_tensor_has_effects_that_are_known_or_unknown() -> None:
     for name in filter(torch.Tensor.__dict__.__contains__, dir(torch.Tensor)):
         program = Sketch("x")

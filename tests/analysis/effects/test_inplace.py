@@ -118,6 +118,7 @@ def test_an_elementwise_operator_writes_the_bits_that_it_would_return(dtype: tor
     assert len(tried) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_commuting_operators_give_the_same_bits_swapped(dtype: torch.dtype) -> None:
     for target, call in itertools.product(overloads(iter(sorted(words.COMMUTATIVE))), list(calls(dtype))):

@@ -65,6 +65,7 @@ def _asks_a_random_tensor(x: Tensor, mask: Tensor) -> Tensor:
     return x if (torch.rand(3) > mask).any() else -x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", [_writes_first, _asks_a_random_tensor])
 def test_a_decision_that_arguments_do_not_make_alone_is_refused(forward: object) -> None:
     with pytest.raises(CaptureError, match=r"torch\.export refuses the forward"):

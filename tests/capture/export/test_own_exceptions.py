@@ -66,6 +66,7 @@ class GuardsAnOperatorOfItsOwn(nn.Module):
 X = torch.linspace(-1, 1, 6).view(2, 3)
 
 
+@pytest.mark.slow
 def test_torch_raises_no_exception_of_the_programs() -> None:
     captured = fxlib.capture(Guarded(), sample_inputs=[X], how="export")
     assert torch.equal(captured(X), Guarded()(X))

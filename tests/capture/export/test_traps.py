@@ -249,6 +249,7 @@ def _minus(x: Tensor, y: Tensor) -> Tensor:
     return x * 2 - y if x is not y else x
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning")
 def test_one_tensor_in_two_places_is_not_two() -> None:
     y = torch.randn(3, 4)

@@ -89,6 +89,7 @@ class DecidesByAnAnswer(nn.Module):
         return answer + 1 if answer.size(0) > 2 else answer
 
 
+@pytest.mark.slow
 def test_calls_in_a_loop_over_a_dimension_need_no_declared_answer() -> None:
     captured = fxlib.capture(AsksAtEachStep(), sample_inputs=[X])
     assert targets(captured) == ["start_call"] * 4 + ["wait"] * 4

@@ -223,6 +223,7 @@ class HidesNothing(nn.Module):
         return x * slice + inf
 
 
+@pytest.mark.slow
 def test_an_argument_that_hides_what_generated_code_calls_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"Hides: the argument 'inf' hides what .* Rename the argument"):
         fxlib.capture(Hides())

@@ -135,6 +135,7 @@ def counts(module: nn.Module, given: Any, made: torch.Tensor) -> torch.Tensor:
     return made + COUNT[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make, why",
     [

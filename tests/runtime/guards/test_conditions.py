@@ -184,6 +184,7 @@ def test_state_swapped_for_one_call_is_not_kept() -> None:
     assert torch.equal(model.state_dict()["mean"], torch.zeros(4))
 
 
+@pytest.mark.slow
 def test_a_function_captured_with_gradients_runs_as_itself_without() -> None:
     weight = torch.ones(4, requires_grad=True)
 
@@ -320,6 +321,7 @@ class HooksMidway(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["trace", "export"])
 def test_the_original_runs_while_a_mode_of_the_users_sees_its_operations(how: Literal["trace", "export"]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))

@@ -270,6 +270,7 @@ def test_a_draft_brings_the_values_that_the_original_has_not_and_no_other() -> N
         assert len(folded) == len(each.values) == 10
 
 
+@pytest.mark.slow
 def test_the_folder_gives_drafts_back_with_their_values(tmp_path: Path) -> None:
     folder = request(tmp_path / "job", ConvNet(), images(), recipe="inference", weights=True)
     rewrite(folder)
@@ -356,6 +357,7 @@ def test_auto_tries_the_candidate_first_that_a_roofline_expects_to_be_fastest(
     assert made.ranked[0].report.candidates[0].predicted_step_s == predicted[0]
 
 
+@pytest.mark.slow
 def test_auto_computes_nothing_from_weights_that_are_trained_or_were_not_sent() -> None:
     steps = Workload.describe([torch.randn(4, 64)], loss="mean")
     tried, untried = auto(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), steps)
