@@ -147,8 +147,8 @@ def pipeline(
         inputs: a function that maps a batch to the arguments of the module. By default, a `fxlib.Batch` has them; a
             dict gives the entries that the module's forward names; a tuple or list gives as many of its first items as
             the forward takes.
-        depth: number of batches that are pulled before the loop asks for them. By default one, and more, up to
-            `MOST_DEPTH`, while the loop's steps become shorter by it.
+        depth: number of batches that are pulled before the loop asks for them. By default one, and then two, four
+            and eight, as long as the loop's steps become shorter by it.
         memory_bytes: limit on what these batches and their results hold; a batch is fetched ahead only within it, and
             one beyond it is pulled at most.
         ahead: whether batches may be pulled early, whatever the loader is: the caller states that it draws from no
@@ -308,9 +308,11 @@ class Pipeline(Generic[B]):
 
     def _may_follow(self, queue: Sequence[_Pulled[B]]) -> bool:
         """Return whether there may be a batch behind those that were pulled, and the memory for it."""
-        if not queue or self._memory_bytes is None:
-            return not (queue and queue[-1].error)
-        return not queue[-1].error and sum(tensor_bytes(each.batch) for each in queue) < self._memory_bytes
+        if not queue:
+            return True
+        limit = self._memory_bytes
+        has_room = limit is None or sum(tensor_bytes(each.batch) for each in queue) < limit
+        return has_room and queue[-1].error is None
 
     def _close(self, used: Mapping[ModuleAhead, Iterable[_Pulled[B]]]) -> None:
         """Leave nothing in flight, and count what the loop took."""

@@ -139,7 +139,7 @@ def _linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_re
 
 
 def _suits_fbgemm(levels: _Levels, result: _Result) -> bool:
-    """Return whether FBGEMM has this linear layer, and is what torch uses for int8 on this processor."""
+    """Return whether FBGEMM has this activation, keeps these levels, and is what torch uses on this processor."""
     return (
         torch.backends.quantized.engine in ("x86", "fbgemm")
         and result.activation in ("none", "relu")
@@ -148,7 +148,7 @@ def _suits_fbgemm(levels: _Levels, result: _Result) -> bool:
 
 
 def _few_rows(x: torch.Tensor, scale: float, zero_point: int, packed: Any, result: _Result) -> torch.Tensor:
-    """Return a linear layer of few inputs by FBGEMM; oneDNN takes 1.5 to 12 times as long for those."""
+    """Return a linear layer of few inputs by FBGEMM: for one, oneDNN takes up to twelve times as long."""
     relu = result.activation == "relu"
     if result.scale is None:
         return _FBGEMM_TO_FLOAT[relu](_dequantize(x, scale, zero_point), scale, zero_point, packed)

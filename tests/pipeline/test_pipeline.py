@@ -205,14 +205,6 @@ def test_deeper_pipelines_read_further_ahead_within_their_memory(sent: Sent, mod
     assert sent.since().count("count") == 0
 
 
-def test_one_batch_beyond_the_memory_is_pulled_at_most(module: CapturedModule) -> None:
-    of_one = batches()[0].nbytes
-    for memory_bytes, pulled in ((None, 5), (1, 2), (of_one + 1, 3)):
-        given = iter(batches(9))
-        next(iter(fxlib.pipeline(given, module, depth=4, memory_bytes=memory_bytes, ahead=True)))
-        assert len(list(given)) == 9 - pulled
-
-
 def test_other_tensors_are_looked_up_and_told_of_once(sent: Sent, module: CapturedModule) -> None:
     with pytest.warns(FxlibWarning, match="other tensors") as told:
         run(fxlib.pipeline(batches(), module), lambda batch: module(batch + 1))
