@@ -175,6 +175,7 @@ class CapturedModule(GraphModule):
             state.weight_assumptions.read(self, self.graph)
             state.submodule_cache.forget()
             state.lowered.forget()
+            state.quantized.forget()
             state.checked.forget()
         return code
 
@@ -382,17 +383,19 @@ class CapturedModule(GraphModule):
         return result
 
     def _what_runs(self) -> tuple[GraphModule, GraphModule]:
-        """Return the program with compiled parts that runs in place of the graph, and the same with checks of own code.
+        """Return the program that runs in place of the graph, and the same with checks of own code.
 
         The two are the same if there is nothing to check.
         """
         state = self._fxlib
         lowered = state.lowered.of(self)
         plain = self if lowered is None else lowered
-        if state.original is None:
-            return plain, plain
-        checked = state.checked.of(plain, keeps_values=state.conditions.grad_enabled)
-        return plain, (plain if checked is None else checked)
+        if state.original is not None:
+            checked = state.checked.of(plain, keeps_values=state.conditions.grad_enabled)
+            if checked is not None:  # the program's own code may write to weights in mid-step
+                return plain, checked
+        quantized = state.quantized.of(plain)
+        return (plain, plain) if quantized is None else (quantized, quantized)
 
     def _generated(self, program: GraphModule) -> Callable[..., Any]:
         return self._program.generated if program is self else type(program).forward

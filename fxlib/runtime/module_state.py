@@ -27,6 +27,7 @@ from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import WeightAssumptions, sources_of
 from fxlib.runtime.lowering import LoweredProgram
 from fxlib.runtime.own_code import CheckedProgram
+from fxlib.runtime.quantized_program import QuantizedProgram
 from fxlib.runtime.submodules import SubmoduleCache
 
 _NEVER = object()
@@ -185,6 +186,8 @@ class ModuleState:
     """The object that the generated code gets in place of the module."""
     lowered: LoweredProgram = field(default_factory=LoweredProgram)
     """The program that runs in place of a graph with parts that a backend compiles."""
+    quantized: QuantizedProgram = field(default_factory=QuantizedProgram)
+    """The program that runs in place of a graph with int8 layers."""
     checked: CheckedProgram = field(default_factory=CheckedProgram)
     """The program that runs in place of a graph that runs code of the program's own."""
     changed_in_step: str = ""

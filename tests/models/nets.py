@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
@@ -51,6 +52,18 @@ def graph_runs(rewrite: Rewrite) -> GraphModule:
     module: Any = rewrite.module
     module._fxlib.original = None
     return module
+
+
+@torch.no_grad()
+def assert_same_on_integers(rewrite: Rewrite, *inputs: Tensor) -> None:
+    """Check that operators of an int8 graph, one by one on plain integers, have the bits of the graph as it runs."""
+    module: Any = graph_runs(rewrite)
+    found = module(*inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module._fxlib.quantized, "of", lambda _: None)
+        expected = module(*inputs)
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()
 
 
 @torch.no_grad()

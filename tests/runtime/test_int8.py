@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fxlib.errors import FxlibError
 from fxlib.runtime import int8
+from fxlib.runtime.int8 import layers
 
 OPERATORS = torch.ops.fxlib
 LINEAR = (None, 0, "none")
@@ -60,7 +61,7 @@ def assert_close(found: torch.Tensor, exact: torch.Tensor) -> None:
 
 @pytest.mark.slow
 @given(
-    batch=st.sampled_from([(), (1,), (5,), (2, 3), (int8._FEW_ROWS + 1,)]),
+    batch=st.sampled_from([(), (1,), (5,), (2, 3), (layers.FEW_ROWS + 1,)]),
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     zero_point=st.integers(0, 255),
     biased=st.booleans(),
@@ -259,7 +260,7 @@ def test_a_weight_that_is_written_is_packed_again() -> None:
     assert OPERATORS.int8_linear(x, 1.0, 0, weight, scales, None, *LINEAR).eq(0.0).all()
 
 
-@pytest.mark.parametrize("rows", [2, int8._FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [2, layers.FEW_ROWS + 1])
 @pytest.mark.parametrize("of", ["scales", "bias"])
 @pytest.mark.parametrize("counted", [True, False])
 def test_scales_and_a_bias_that_are_written_hold_at_once(of: str, rows: int, counted: bool) -> None:
@@ -275,7 +276,7 @@ def test_scales_and_a_bias_that_are_written_hold_at_once(of: str, rows: int, cou
     assert not torch.equal(after, before)
 
 
-@pytest.mark.parametrize("rows", [2, int8._FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [2, layers.FEW_ROWS + 1])
 @pytest.mark.parametrize("of", ["weight", "scales", "bias"])
 def test_a_layer_with_other_data_computes_with_these_wherever_they_lie(of: str, rows: int) -> None:
     x, given = levels(rows, 8), {"weight": integers(4, 8), "scales": figures(4, 1), "bias": figures(4, 2)}
@@ -320,16 +321,16 @@ def test_forms_of_a_weight_do_not_add_up() -> None:
     images, weight, scales = levels(1, 4, 5, 5), integers(4, 4, 3, 3), figures(4, 1)
     for zero_point in range(40):
         OPERATORS.int8_conv2d(images, 1.0, zero_point, weight, scales, None, *PLAIN, *LINEAR)
-    assert len(int8._packed[id(weight)].forms) <= 16
+    assert len(layers._packed[id(weight)].forms) <= 16
 
 
 def test_a_packed_weight_goes_with_its_weight() -> None:
     weight = integers(8, 64)
     OPERATORS.int8_linear(levels(2, 64), 1.0, 0, weight, figures(8, 1), None, *LINEAR)
     key = id(weight)
-    assert key in int8._packed
+    assert key in layers._packed
     del weight
-    assert key not in int8._packed
+    assert key not in layers._packed
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 6, 6), (0, 3, 6, 6)])

@@ -19,7 +19,7 @@ from fxlib import Workload, wire
 from fxlib.recipes import recipes
 from fxlib.recipes.recipes import PlanningRequest, Rewrite
 from fxlib.utils.compare import relative_error
-from tests.models.nets import called, changes, graph_runs, made
+from tests.models.nets import assert_same_on_integers, called, changes, graph_runs, made
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +50,7 @@ def assert_near(model: nn.Module, rewrite: Rewrite, x: Tensor, within: float = 0
     expected, found = model(x), graph_runs(rewrite)(x)
     assert 0.0 < relative_error(found, expected) < within
     assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    assert_same_on_integers(rewrite, x)
 
 
 class Block(nn.Module):

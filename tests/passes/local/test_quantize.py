@@ -21,7 +21,7 @@ from fxlib.recipes.recipes import PlanningRequest, Rewrite
 from fxlib.spec.report import Report, Sensitivity
 from fxlib.utils.compare import relative_error
 from tests.capture.servers import lookup
-from tests.models.nets import called, changes, graph_runs, made, reasons
+from tests.models.nets import assert_same_on_integers, called, changes, graph_runs, made, reasons
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -66,6 +66,7 @@ def assert_near(model: nn.Module, rewrite: Rewrite, *inputs: Tensor, within: flo
     expected, found = model(*inputs), graph_runs(rewrite)(*inputs)
     assert 0.0 < relative_error(found, expected) < within
     assert found.stride() == expected.stride()
+    assert_same_on_integers(rewrite, *inputs)
     assert rewrite.module.state_dict().keys() == model.state_dict().keys()
 
 

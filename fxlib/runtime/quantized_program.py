@@ -1,0 +1,331 @@
+"""The program that runs in place of a graph with int8 layers, on quantized tensors and packed weights.
+
+The operators of `fxlib.runtime.int8` take plain integers, and look at each call whether their weights are what they
+were; for a small layer, that takes longer than to compute it. In this program, layers hand quantized tensors on to one
+another, and one look at all weights is enough for a forward. The bits are the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fxlib.errors import FxlibError
+from fxlib.runtime import int8
+from fxlib.runtime.int8 import operators, quint8
+from fxlib.runtime.int8.layers import FEW_ROWS, Layer, Result, Window, check, check_levels
+from fxlib.runtime.int8.quint8 import as_integers, as_levels
+from fxlib.runtime.lowering import over
+
+Function: TypeAlias = Callable[..., Any]
+Point: TypeAlias = tuple[float, int]
+"""The scale and the zero point of a quantized tensor."""
+
+_OPERATORS: Final[Mapping[object, Function]] = {
+    getattr(torch.ops.fxlib, name).default: getattr(operators, name.removeprefix("int8_"))
+    for name in (*int8.LAYERS, "quantize", "int8_max_pool2d", "int8_norm", "dequantize")
+}
+"""The function that computes each operator, which is called at once where the dispatcher has nothing to decide."""
+_VIEWS: Final = frozenset({"contiguous", "view", "reshape", "flatten"})
+"""The methods that quantized tensors have as others do."""
+_KINDS: Final = 64
+"""The number of kinds of inputs that a kernel remembers."""
+_CHANGES: Final = 8
+"""The number of times that a program is made for other weights; if they change more often, the graph itself runs."""
+
+
+class QuantizedProgram:
+    """The program of one module's graph; it is made on first use, and anew for another graph or other weights."""
+
+    def __init__(self) -> None:
+        """Begin without a program."""
+        self._graph: Graph | None = None
+        self._program: GraphModule | None = None
+        self._weights: Sequence[_Weight] = ()
+        self._left = 0
+        """How often the program may still be made."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedProgram:
+        return QuantizedProgram()  # the copied module has weights of its own
+
+    def of(self, module: GraphModule) -> GraphModule | None:
+        """Return the program over the state of a module; None if the graph itself is to run."""
+        if self._graph is not module._graph:
+            self._graph, self._program = module._graph, None
+            has_layers = any(node.target in _OPERATORS for node in module.graph.nodes)
+            self._left = _CHANGES if has_layers and quint8.computes_here() else 0
+        if not self._left or torch.is_grad_enabled() or _is_watched():
+            return None
+        if self._program is None or not all(map(_Weight.holds, self._weights)):
+            self._left -= 1
+            rewriting = _Rewriting(module)
+            self._program, self._weights = rewriting.program, list(rewriting.weights.values())
+        return self._program
+
+    def forget(self) -> None:
+        """Forget the program, since the graph was edited."""
+        self._graph = self._program = None
+
+
+def _is_watched() -> bool:
+    """Return whether a mode or a transform sees each call of an operator."""
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+    return bool(modes) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+class _Weight:
+    """A tensor among a module's attributes, as it was when it was packed."""
+
+    __slots__ = ("_facts", "_name", "_table", "tensor")
+
+    def __init__(self, table: Mapping[str, Any], name: str) -> None:
+        self._table, self._name = table, name
+        self.tensor: torch.Tensor = table[name]
+        if not isinstance(self.tensor, torch.Tensor) or self.tensor.is_inference():
+            raise LookupError("nobody counts its writes")
+        self._facts = self._now()
+
+    def holds(self) -> bool:
+        """Return whether the attribute is still this tensor, and nobody has written to it or given it other data."""
+        return self._table.get(self._name) is self.tensor and self._facts == self._now()
+
+    def _now(self) -> tuple[object, ...]:
+        # The storage is kept, so that no other data comes to lie at its address.
+        tensor = self.tensor
+        return tensor._version, tensor.untyped_storage(), tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """An operator on quantized tensors."""
+
+    takes: Point | None
+    """The point of its input; None if that is not quantized yet."""
+    returns: Point | None
+    """The point of its result; None if that is float32."""
+    packed: Function
+    """The operator with all of its arguments but the first."""
+    fits: Callable[[torch.Tensor], bool]
+    """Whether an input is one for which `packed` computes what the operator on integers computes."""
+
+    def __call__(self, computes: Function, others: Sequence[Any]) -> Function:
+        """Return a function of the input: `packed` if that fits, or else the operator `computes` on integers."""
+        kinds: dict[tuple[object, ...], bool] = {}
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            kind = x.shape, x.stride(), x.dtype
+            if (fits := kinds.get(kind)) is None:
+                if len(kinds) >= _KINDS:
+                    kinds.clear()
+                fits = kinds[kind] = x.numel() > 0 and self.fits(x)
+            if fits:
+                return self.packed(x)
+            found = computes(x if self.takes is None else as_integers(x), *others)
+            return found if self.returns is None else as_levels(found, *self.returns)
+
+        return run
+
+
+def _quantize(*point: Any) -> _Kernel:
+    returns = _point(*point)
+    return _Kernel(None, returns, lambda x: quint8.quantized(x, *returns), lambda x: x.dtype is torch.float32)
+
+
+def _linear(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: Any, *result: Any) -> _Kernel:
+    layer, made, takes = Layer(weight, scales, bias), Result(*result), _point(scale, zero_point)
+    _check_layer(layer, made, "linear", dimensions=2)
+    returns = None if made.scale is None else (made.scale, made.zero_point)
+    outputs, inputs = weight.shape
+    relu = made.relu if 1e-30 < scale < 1e30 else None
+    few, many = layer.for_linear(), operators.many_rows(layer, made)
+
+    def multiply(levels: torch.Tensor) -> torch.Tensor:
+        if relu is None or levels.numel() > FEW_ROWS * inputs:
+            found = operators.MANY_ROWS(as_integers(levels).reshape(-1, inputs), *takes, *many)
+            found = found.reshape(*levels.shape[:-1], outputs)
+            return found if returns is None else as_levels(found, *returns)
+        if returns is None:
+            return quint8.LINEAR_TO_FLOAT[relu](levels.dequantize(), *takes, few)
+        return quint8.LINEAR[relu](levels, few, *returns)
+
+    return _Kernel(takes, returns, multiply, lambda levels: levels.dim() > 1 and levels.shape[-1] == inputs)
+
+
+def _convolution(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: Any, *others: Any) -> _Kernel | None:
+    given, window, made = Layer(weight, scales, bias), Window(*others[:4]), Result(*others[4:])
+    if scale is None or made.scale is None or made.relu is None:
+        return None
+    _check_layer(given, made, "convolution", dimensions=4)
+    window.check(weight)
+    convolve, packed, point = (
+        quint8.CONVOLUTION[made.relu],
+        given.for_convolution(window),
+        (made.scale, made.zero_point),
+    )
+
+    def fits(levels: torch.Tensor) -> bool:
+        try:
+            return bool(window.shape_of_result(levels, weight))
+        except FxlibError:  # the operator on integers raises it
+            return False
+
+    return _Kernel(_point(scale, zero_point), point, lambda levels: convolve(levels, packed, *point), fits)
+
+
+def _norm(scale: Any, zero_point: Any, weight: Any, bias: Any, *point: Any) -> _Kernel:
+    returns = _point(*point)
+    for each in (weight, bias):
+        check(each.dtype is torch.float32 and each.is_contiguous() and each.device.type == "cpu", "they are numbers")
+
+    def fits(levels: torch.Tensor) -> bool:
+        return _is_of_images(levels) and weight.shape == bias.shape == levels.shape[1:2]
+
+    return _Kernel(_point(scale, zero_point), returns, lambda levels: quint8.norm(levels, weight, bias, *returns), fits)
+
+
+def _max_pool(point: Point, *options: Any) -> _Kernel:
+    sizes, ceil_mode = [list(each) for each in options[:4]], options[4]
+
+    def fits(levels: torch.Tensor) -> bool:
+        return _is_of_images(levels) and operators.max_pool2d(as_integers(levels), *options) is not None
+
+    return _Kernel(point, point, lambda levels: torch.ops.quantized.max_pool2d(levels, *sizes, ceil_mode), fits)
+
+
+def _check_layer(layer: Layer, result: Result, kind: str, *, dimensions: int) -> None:
+    layer.check(torch.empty(0, dtype=torch.uint8), dimensions=dimensions)
+    result.options(kind)
+
+
+def _is_of_images(levels: torch.Tensor) -> bool:
+    return levels.dim() == 4 and levels.is_contiguous(memory_format=torch.channels_last)
+
+
+def _point(scale: Any, zero_point: Any) -> Point:
+    check_levels(scale, zero_point)
+    return scale, zero_point
+
+
+_KERNELS: Final[Mapping[Function, Callable[..., _Kernel | None]]] = {
+    operators.quantize: _quantize,
+    operators.linear: _linear,
+    operators.conv2d: _convolution,
+    operators.norm: _norm,
+}
+"""The function that makes the kernel of an operator, of all of its arguments but the first."""
+
+
+class _Rewriting:
+    """A graph in which layers hand on quantized tensors, while it is made of a module's graph.
+
+    Attributes:
+        weights: the tensors that the graph takes for granted, by their names.
+        program: the graph over the module's state; None if the weights are not in the memory of this processor.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        self.weights: dict[str, _Weight] = {}
+        self._module = module
+        self._graph = Graph(tracer_cls=module.graph._tracer_cls)
+        self._graph.set_codegen(copy.copy(module.graph._codegen))
+        self._values: dict[Node, Node] = {}
+        self._points: dict[Node, Point] = {}
+        """The points of those values that are quantized tensors in the new graph."""
+        self._converted: dict[tuple[Node, Point | None], Node] = {}
+        """Values in another form than their own: quantized with a point, or as integers."""
+        for node in module.graph.nodes:
+            self._add(node)
+        for node in self._graph.find_nodes(op="get_attr"):
+            if not node.users:
+                self._graph.erase_node(node)
+        is_here = all(each.tensor.device.type == "cpu" for each in self.weights.values())
+        self.program = over(module, self._graph) if is_here else None
+
+    def _add(self, node: Node) -> None:
+        args: Any = node.args
+        computes = None if node.kwargs else _OPERATORS.get(node.target)
+        if computes is not None and (kernel := self._kernel(computes, args)) is not None:
+            x = self._quantized(args[0], kernel.takes) if kernel.takes else self._integers(args[0])
+            self._call(node, kernel(computes, self._attributes(args[1:])), x, kernel.returns)
+        elif node.target is torch.cat and (point := self._common_point(args[0])) is not None:
+            dim, values = (
+                args[1] if len(args) > 1 else node.kwargs.get("dim", 0),
+                [self._values[each] for each in args[0]],
+            )
+            self._call(node, lambda given: torch.ops.quantized.cat(given, dim, *point), values, point)
+        elif node.op == "call_method" and node.target in _VIEWS and args[0] in self._points:
+            self._values[node] = self._graph.node_copy(node, self._values.__getitem__)
+            self._points[node] = self._points[args[0]]
+        else:
+            self._values[node] = copied = self._graph.node_copy(node, self._integers)
+            copied.target = node.target if computes is None else computes
+
+    def _kernel(self, computes: Function, args: tuple[Any, ...]) -> _Kernel | None:
+        """Return what computes an operator on quantized tensors; None if nothing does, or the operator would raise."""
+        try:
+            if computes is operators.max_pool2d:
+                return _max_pool(self._points[args[0]], *args[1:])
+            return _KERNELS[computes](*self._attributes(args[1:]))
+        except (FxlibError, LookupError, TypeError, NotImplementedError):  # the last one of weights without memory
+            return None
+
+    def _attributes(self, args: Sequence[Any]) -> list[Any]:
+        """Return arguments with the tensors that nodes among them read, and take these for granted.
+
+        Raises:
+            LookupError: a node reads none that can be looked at before a forward.
+        """
+        return [self._attribute(each) if isinstance(each, Node) else each for each in args]
+
+    def _attribute(self, node: Node) -> torch.Tensor:
+        name = str(node.target)
+        if node.op != "get_attr":
+            raise LookupError(name)
+        if name not in self.weights:
+            own = self._module.__dict__
+            tables = [each for each in (own["_parameters"], own["_buffers"], own) if name in each]
+            self.weights[name] = _Weight(tables[0], name)
+        return self.weights[name].tensor
+
+    def _call(self, node: Node, function: Function, given: Any, point: Point | None) -> None:
+        self._values[node] = made = self._graph.call_function(_named(node.name, function), (given,))
+        made.meta.update(node.meta)
+        if point is not None:
+            self._points[node] = point
+
+    def _common_point(self, values: Any) -> Point | None:
+        """Return the point that quantized tensors have in common; None if they have none."""
+        points = {self._points.get(each) for each in values} if isinstance(values, (tuple, list)) else set()
+        return points.pop() if len(points) == 1 else None
+
+    def _integers(self, node: Node) -> Node:
+        """Return the node of a value that is not quantized."""
+        if node not in self._points:
+            return self._values[node]
+        if (key := (node, None)) not in self._converted:
+            self._converted[key] = self._graph.call_function(as_integers, (self._values[node],))
+        return self._converted[key]
+
+    def _quantized(self, node: Node, point: Point) -> Node:
+        """Return the node of a value that is quantized with this point."""
+        if self._points.get(node) == point:
+            return self._values[node]
+        if (key := (node, point)) not in self._converted:
+            self._converted[key] = self._graph.call_function(_levels, (self._integers(node), *point))
+        return self._converted[key]
+
+
+def _levels(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
+    check(x.dtype is torch.uint8, "an input of known scale is uint8")
+    return as_levels(x, scale, zero_point)
+
+
+def _named(name: str, function: Function) -> Function:
+    """Return a function with a name of its own, as those have that generated code calls."""
+    function.__name__ = function.__qualname__ = name
+    return function

@@ -1,0 +1,307 @@
+"""The program on quantized tensors has the bits of a graph's int8 operators, sees changed weights, and steps aside."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+from fxlib.errors import FxlibError
+from fxlib.runtime import int8
+from fxlib.runtime.int8 import layers, quint8
+from fxlib.runtime.quantized_program import QuantizedProgram
+from tests.runtime.test_int8 import OPERATORS, PLAIN, WRONG, figures, integers, levels
+
+pytestmark = pytest.mark.skipif(not quint8.computes_here(), reason="FBGEMM and oneDNN do not compute on this processor")
+
+
+def graph_of(*calls: tuple[Callable[..., Any], tuple[Any, ...]]) -> GraphModule:
+    """Return a module that calls operators, each on the result of the one before and on tensors of its own."""
+    graph, root = Graph(), nn.Module()
+    value = graph.placeholder("x")
+    for operator, args in calls:
+        given: list[Any] = []
+        for each in args:
+            if isinstance(each, Tensor):
+                name = f"held_{len(root._buffers)}"
+                root.register_buffer(name, each)
+                given.append(graph.get_attr(name))
+            else:
+                given.append(each)
+        value = graph.call_function(operator, (value, *given))
+    graph.output(value)
+    return GraphModule(root, graph)
+
+
+@torch.no_grad()
+def outcome(module: Callable[[Tensor], Any], x: Tensor) -> Any:
+    try:
+        return module(x)
+    except FxlibError as error:
+        return str(error)
+
+
+@torch.no_grad()
+def assert_same(module: GraphModule, *inputs: Tensor) -> None:
+    program = QuantizedProgram().of(module)
+    assert program is not None
+    for x in inputs:
+        found, expected = outcome(program, x), outcome(module, x)
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+            assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
+
+
+@pytest.mark.slow
+@given(
+    shapes=st.lists(st.sampled_from([(), (1,), (5,), (0,), (2, 3), (layers.FEW_ROWS + 1,)]), min_size=1, max_size=3),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    point=st.tuples(st.sampled_from([0.25, 1e-31]), st.integers(0, 255)),
+    biased=st.booleans(),
+    out=st.sampled_from([(None, 0), (3.0, 0), (7.5, 100), (0.02, 0)]),
+    activation=st.sampled_from(sorted(int8.ACTIVATIONS["linear"])),
+)
+def test_a_linear_layer_has_its_bits(
+    *,
+    shapes: list[tuple[int, ...]],
+    sizes: tuple[int, int],
+    point: tuple[float, int],
+    biased: bool,
+    out: tuple[float | None, int],
+    activation: str,
+) -> None:
+    layer = integers(sizes[1], sizes[0]), figures(sizes[1], 2), figures(sizes[1], 3) if biased else None
+    module = graph_of((OPERATORS.int8_linear.default, (*point, *layer, *out, activation)))
+    assert_same(module, *(levels(*shape, sizes[0]) for shape in shapes))
+
+
+@pytest.mark.slow
+@given(
+    groups=st.sampled_from([1, 2, 8, 64]),
+    channels=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    side=st.integers(1, 9),
+    steps=st.tuples(st.integers(1, 2), st.integers(0, 2), st.integers(1, 2)),
+    zero_point=st.sampled_from([0, 128, 255]),
+    batches=st.lists(st.sampled_from([(), (1,), (3,), (0,)]), min_size=1, max_size=3),
+    ordered=st.booleans(),
+    out=st.sampled_from([(None, 0), (3.0, 0), (0.1, 3), (0.02, 0)]),
+    activation=st.sampled_from(sorted(int8.ACTIVATIONS["convolution"])),
+)
+def test_a_convolution_has_its_bits(
+    *,
+    groups: int,
+    channels: tuple[int, int],
+    kernel: tuple[int, int],
+    side: int,
+    steps: tuple[int, int, int],
+    zero_point: int,
+    batches: list[tuple[int, ...]],
+    ordered: bool,
+    out: tuple[float | None, int],
+    activation: str,
+) -> None:
+    inputs, outputs = (channels[0] * groups, channels[1] * groups) if groups < 8 else (groups, groups * channels[1])
+    weight = integers(outputs, inputs // groups, *kernel)
+    stride, padding, dilation = ([each, each] for each in steps)
+    layer = weight, figures(outputs, 2), figures(outputs, 3)
+    module = graph_of(
+        (OPERATORS.int8_conv2d.default, (0.25, zero_point, *layer, stride, padding, dilation, groups, *out, activation))
+    )
+    images = [levels(*batch, inputs, side, side + 1) for batch in batches]
+    assert_same(module, *(x.to(memory_format=torch.channels_last) if ordered and x.dim() == 4 else x for x in images))
+
+
+def chain() -> GraphModule:
+    """From images through two convolutions, a pooling, a norm and a linear layer."""
+    norm = torch.linspace(-1.0, 1.0, 8), torch.linspace(0.0, 1.0, 8)
+    layer = integers(8, 8, 3, 3), figures(8, 1), figures(8, 2)
+    return graph_of(
+        (OPERATORS.quantize.default, (0.05, 100)),
+        (OPERATORS.int8_conv2d.default, (0.05, 100, *layer, [1, 1], [1, 1], [1, 1], 1, 9.0, 20, "none")),
+        (OPERATORS.int8_max_pool2d.default, ([3, 3], [2, 2], [1, 1], [1, 1], True)),
+        (OPERATORS.int8_norm.default, (9.0, 20, *norm, 8.0, 0)),
+        (OPERATORS.int8_conv2d.default, (8.0, 0, *layer, *PLAIN, 900.0, 0, "relu")),
+        (torch.flatten, (1,)),
+        (OPERATORS.int8_linear.default, (900.0, 0, integers(4, 72), figures(4, 3), None, None, 0, "none")),
+    )
+
+
+def images(batch: int = 3, side: int = 8) -> Tensor:
+    return torch.randn(batch, 8, side, side, generator=torch.Generator().manual_seed(batch))
+
+
+def test_layers_hand_on_quantized_tensors() -> None:
+    module = chain()
+    with torch.no_grad():
+        program = QuantizedProgram().of(module)
+    assert program is not None
+    kinds = [node.name for node in program.graph.nodes if node.op == "call_function"]
+    assert sum("levels" in name or "as_integers" in name for name in kinds) == 2  # around the flatten
+    assert_same(
+        module, images(), images(1), images(2).to(memory_format=torch.channels_last), images(0), images()[:, ::2]
+    )
+
+
+def test_a_join_of_one_scale_stays_quantized() -> None:
+    graph, root = Graph(), nn.Module()
+    x = graph.placeholder("x")
+    parts = [graph.call_function(OPERATORS.quantize.default, (x, 0.05, 7)) for _ in range(2)]
+    joined = graph.call_function(torch.cat, (parts,), {"dim": 1})
+    pooled = graph.call_function(OPERATORS.int8_max_pool2d.default, (joined, [2, 2], [2, 2], [0, 0], [1, 1], False))
+    graph.output(graph.call_function(OPERATORS.dequantize.default, (pooled, 0.05, 7)))
+    assert_same(GraphModule(root, graph), images(), images().to(memory_format=torch.channels_last))
+
+
+def _written(module: GraphModule, name: str) -> None:
+    getattr(module, name).mul_(-1)
+
+
+def _of_other_data(module: GraphModule, name: str) -> None:
+    getattr(module, name).data = getattr(module, name).data.roll(1, 0).clone()
+
+
+def _seen_otherwise(module: GraphModule, name: str) -> None:
+    held = getattr(module, name)
+    held.data = held.data.flip(0).clone().flip(0) if held.dim() < 2 else held.data.transpose(0, 1).contiguous()
+
+
+def _replaced(module: GraphModule, name: str) -> None:
+    setattr(module, name, getattr(module, name).roll(1, 0))
+
+
+@pytest.mark.parametrize("change", [_written, _of_other_data, _seen_otherwise, _replaced])
+@pytest.mark.parametrize("name", [f"held_{index}" for index in range(5)])
+@torch.no_grad()
+def test_a_changed_weight_holds_at_once(change: Callable[[GraphModule, str], None], name: str) -> None:
+    module, quantized, x = chain(), QuantizedProgram(), images()
+    before = quantized.of(module)
+    assert before is not None
+    first = before(x)
+    change(module, name)
+    after = quantized.of(module)
+    assert after is not None
+    assert torch.equal(after(x), module(x))
+    assert change is _seen_otherwise or not torch.equal(after(x), first)
+
+
+@torch.no_grad()
+def test_weights_that_change_at_each_forward_are_not_packed_each_time() -> None:
+    module, quantized, x = chain(), QuantizedProgram(), images()
+    ran: list[bool] = []
+    for _ in range(20):
+        module.get_buffer("held_0").mul_(-1)
+        program = quantized.of(module)
+        ran.append(program is not None)
+        assert torch.equal((program or module)(x), module(x))
+    assert ran == [True] * 8 + [False] * 12
+
+
+def test_under_gradients_and_modes_the_operators_themselves_run() -> None:
+    class Sees(TorchDispatchMode):
+        @override
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    module, quantized = chain(), QuantizedProgram()
+    assert quantized.of(module) is None
+    with torch.no_grad(), Sees():  # type: ignore[no-untyped-call]
+        assert quantized.of(module) is None
+    with torch.no_grad():
+        assert quantized.of(module) is not None
+
+
+@torch.no_grad()
+def test_weights_whose_writes_nobody_counts_are_left_to_the_operators() -> None:
+    module = chain()
+    with torch.inference_mode():
+        module.held_0 = module.get_buffer("held_0").clone()
+    assert_same(module, images())
+    program = QuantizedProgram().of(module)
+    assert program is not None
+    with torch.inference_mode():
+        module.get_buffer("held_0").zero_()
+    assert torch.equal(program(images()), module(images()))
+
+
+@torch.no_grad()
+def test_packing_leaves_the_users_engine_alone() -> None:
+    engines: Any = torch.backends.quantized
+    before = engines.engine
+    assert QuantizedProgram().of(chain()) is not None
+    assert engines.engine == before
+    engines.engine = "onednn"
+    try:
+        assert QuantizedProgram().of(chain()) is None
+    finally:
+        engines.engine = before
+
+
+def test_graphs_without_int8_layers_have_no_program() -> None:
+    with torch.no_grad():
+        assert QuantizedProgram().of(graph_of((torch.relu, ()))) is None
+
+
+@torch.no_grad()
+def test_threads_share_a_program() -> None:
+    module, wrong = chain(), list[int]()
+    program = QuantizedProgram().of(module)
+    assert program is not None
+    inputs = [images(batch) for batch in range(1, 9)]
+    expected = [module(x) for x in inputs]
+
+    def run(first: int) -> None:
+        with torch.no_grad():
+            for turn in range(200):
+                index = (first + 3 * turn) % len(inputs)
+                wrong.extend([index] * (not torch.equal(program(inputs[index]), expected[index])))
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not wrong
+
+
+def test_a_copy_has_a_program_of_its_own() -> None:
+    with torch.no_grad():
+        quantized, module = QuantizedProgram(), chain()
+        program = quantized.of(module)
+        assert copy.deepcopy(quantized).of(module) is not program
+        assert quantized.of(module) is program
+
+
+@pytest.mark.parametrize("form", WRONG)
+def test_what_a_layer_cannot_be_is_refused_in_the_same_words(form: str) -> None:
+    x, *args = WRONG[form]
+    operator = OPERATORS.int8_linear if len(WRONG[form]) == 9 else OPERATORS.int8_conv2d
+    module = graph_of((operator.default, tuple(args)))
+    if "memory" in form:
+        with torch.no_grad():
+            assert QuantizedProgram().of(module) is None
+    else:
+        assert isinstance(outcome(module, x), str) or "gradients" in form
+        assert_same(module, x)
+
+
+def test_integers_of_another_dtype_are_refused() -> None:
+    layer = (1.0, 0, integers(4, 8), figures(4, 1), None, 1.0, 0, "none")
+    module = graph_of((OPERATORS.int8_linear.default, layer))
+    with torch.no_grad():
+        program = QuantizedProgram().of(module)
+        assert program is not None
+        with pytest.raises(FxlibError, match="uint8"):
+            program(torch.zeros(2, 8))
