@@ -151,3 +151,12 @@ def _code(node: Node) -> tuple[object, ...]:
 def held_tensors(module: GraphModule) -> dict[str, int]:
     """Return which object each parameter and buffer of a module is, by its path."""
     return {name: id(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+
+def arrange(order: Sequence[Node]) -> None:
+    """Relink all nodes of a graph in `order`."""
+    previous = order[0]
+    for node in order[1:]:
+        if previous.next is not node:
+            previous.append(node)
+        previous = node

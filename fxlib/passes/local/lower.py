@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.nn.modules.batchnorm import _NormBase
 from typing_extensions import override
 
+from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Part
@@ -22,6 +24,7 @@ from fxlib.analysis.operators.operator_tables import QUERIES
 from fxlib.analysis.operators.schemas import attribute
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.edit import arrange
 from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8
@@ -46,10 +49,12 @@ _DROPOUT = nn.modules.dropout._DropoutNd
 class Lower(GraphPass):
     """Give local work to a compiler: each section between two calls, blocks or opaque callables is one part.
 
-    The order of nodes stays unchanged, so no part ties work before a wait to work behind it; weights alone are read
-    just before they are used, which makes them the part's own. Compiled code does not travel: the worker compiles
-    parts for its trial, the launcher for its own run, on the first forward of each kind of inputs. A part that
-    cannot be compiled, or not by the version of the compiler that was measured, runs uncompiled, with a warning.
+    No node leaves the stretch between two calls in which it stands, so no part ties work before a wait to work behind
+    it. Within one, where that joins parts, nodes that no part can have come first, as an embedding does, which raises
+    for some ids; and weights are read just before they are used, which makes them the part's own. Compiled code does
+    not travel: the worker compiles parts for its trial, the launcher for its own run, on the first forward of each kind
+    of inputs. A part that cannot be compiled, or not by the version of the compiler that was measured, runs uncompiled,
+    with a warning.
     The pass must come last: a node that a later pass moves between the nodes of a part divides the part.
     """
 
@@ -84,6 +89,9 @@ class Lower(GraphPass):
         if found.blocked is not None:
             first = next(iter(module.graph.nodes))
             return PassResult(module, changes=0, declined=(Declined(node=first.name, reason=found.blocked),))
+        if keeps_weights and (order := found.joining(context.get(Dependencies))):
+            arrange(order)
+            found = _Search(module, context.get(Effects), keeps_weights=keeps_weights)
         parts = self._parts(found)
         if parts and found.bring_weights():
             parts = self._parts(_Search(module, context.get(Effects), keeps_weights=keeps_weights))
@@ -127,6 +135,49 @@ class _Search:
                         graph.erase_node(weight)
                     brought = True
         return brought
+
+    def joining(self, dependencies: Dependencies) -> Sequence[Node]:
+        """Return the nodes in an order that joins parts; empty if none does.
+
+        Between two nodes that are not local, those that no part takes come as early as all that they depend on.
+        """
+        nodes, behaviours = self._effects.nodes, self._effects.behaviours
+        order: list[int] = []
+        for is_local, stretch in itertools.groupby(range(len(nodes)), lambda at: behaviours[at].part is Part.LOCAL):
+            positions = list(stretch)
+            order.extend(self._sorted(positions, dependencies) if is_local else positions)
+        before, after = ([self._is_of_a_part(nodes[at]) for at in each] for each in (range(len(nodes)), order))
+        joins = _count_of_runs(after) < _count_of_runs(before)
+        return [nodes[at] for at in order] if joins else []
+
+    def _sorted(self, stretch: Sequence[int], dependencies: Dependencies) -> list[int]:
+        """Return the positions of a stretch, those of parts in runs that are as long as the dependencies allow."""
+        within = set(stretch)
+        left = {at: {each for each in dependencies.sources(at) if each in within} for at in stretch}
+        users = defaultdict[int, list[int]](list)
+        for at, sources in left.items():
+            for each in sources:
+                users[each].append(at)
+        ready: tuple[list[int], list[int]] = ([], [])
+        order: list[int] = []
+        for at in stretch:
+            if not left[at]:
+                ready[self._is_of_a_part(self._effects.nodes[at])].append(at)
+        takes = False
+        while ready[0] or ready[1]:
+            if not ready[takes]:
+                takes = not takes
+            at = heapq.heappop(ready[takes])
+            order.append(at)
+            for each in users[at]:
+                left[each].discard(at)
+                if not left[each]:
+                    heapq.heappush(ready[self._is_of_a_part(self._effects.nodes[each])], each)
+        return order
+
+    def _is_of_a_part(self, node: Node) -> bool:
+        """Return whether a part may take a node; a weight goes with the nodes that use it."""
+        return self._takes(node) and (node.op != "get_attr" or all(map(self._takes, node.users)))
 
     def parts(self) -> Iterator[Sequence[Node]]:
         """Yield sections of adjacent nodes, without any node that would have to be removed again."""
@@ -216,6 +267,10 @@ class _Search:
             called = submodule(self._module, str(node.target))
             return isinstance(called, (_DROPOUT, _NormBase)) and not called.training
         return node.op == "call_function" and arguments_of(node).get("training") is False
+
+
+def _count_of_runs(taken: Sequence[bool]) -> int:
+    return sum(is_taken for is_taken, _ in itertools.groupby(taken))
 
 
 def _attributes_before(node: Node) -> Iterator[Node]:

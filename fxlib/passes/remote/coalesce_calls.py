@@ -11,8 +11,8 @@ from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.resources import contract_of_call
 from fxlib.analysis.scheduling.batching import Capacity, may_travel, plan
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.edit import arrange
 from fxlib.passes.infra.introduced import Introduced
-from fxlib.passes.remote.overlap_calls import arrange
 from fxlib.runtime.ops import issue_batch, wait_item
 from fxlib.runtime.ops.registry import Role
 from fxlib.runtime.ops.timeline import call_name

@@ -22,6 +22,7 @@ from fxlib.analysis.scheduling.explain_blocked import BlockedCalls, remedy_for
 from fxlib.analysis.scheduling.reordering import Pair, Reordering, is_idle, pairs_of, was_split
 from fxlib.analysis.scheduling.schedule import Schedule, ScheduleLimits, closed, overlapped_order
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.edit import arrange
 from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.ops.operators import limit_in_flight
@@ -128,15 +129,6 @@ def _limited(report: CallReport, limit: _Limit | None) -> CallReport:
     if limit is None or report.limited_by is not None:
         return report
     return replace(report, limited_by=limit.reason, limit_detail=limit.detail)
-
-
-def arrange(order: Sequence[Node]) -> None:
-    """Relink all nodes of a graph in `order`."""
-    previous = order[0]
-    for node in order[1:]:
-        if previous.next is not node:
-            previous.append(node)
-        previous = node
 
 
 def _report(dependencies: Dependencies, pair: Pair, gain: Reason | None, blocked: BlockedCalls | None) -> CallReport:

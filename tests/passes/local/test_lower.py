@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.fx import GraphModule
 from torch.nn import functional as F
+from typing_extensions import override
 
 import fxlib
 from fxlib import wire
@@ -31,6 +32,8 @@ from fxlib.utils.compare import relative_error
 from tests.random_programs.programs import random_program
 from tests.random_programs.running import differences, outcome
 from tests.random_programs.simulation import count, simulated
+
+LOOKUP = torch.ops.aten.embedding.default
 
 
 class Copies:
@@ -185,6 +188,39 @@ def test_parts_of_an_exported_graph_have_their_weights_as_their_own(copies: Copi
     held = [sum(each.op == "get_attr" for each in part.graph.nodes) for part in copies.compiled]
     assert taken == [1, 2]
     assert held == [1, 1]
+
+
+def test_a_lookup_that_raises_for_some_ids_comes_first_where_that_joins_parts(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+    model, inputs = Tied().eval(), (torch.randn(2, 4), torch.tensor([3, 5]))
+    with torch.no_grad():
+        module = lowered(as_graph(torch.export.export(model, inputs), ()).eval())
+        assert next(each.target for each in module.graph.nodes if each.op == "call_function") is LOOKUP
+        assert torch.equal(module(*inputs), model(*inputs))
+        with pytest.raises(IndexError):
+            module(inputs[0], torch.tensor([3, 99]))
+    assert len(copies.compiled) == 1
+    assert len(list(parts_of(module.graph))) == 1
+
+
+def test_parts_stay_between_calls_where_they_are_joined(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+
+    class Two(Tied):
+        @override
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            x = super().forward(x, ids)
+            x = x + rpc.rpc_sync("server", torch.neg, (x,))
+            return super().forward(x, ids)
+
+    with torch.no_grad():
+        module = lowered(Two().eval())
+    names = [str(node.target) for node in module.graph.nodes if node.op in ("call_function", "call_module")]
+    call = next(index for index, name in enumerate(names) if "remote_call" in name)
+    assert [index for index, name in enumerate(names) if name == "table"] == [0, call + 1]
+    assert len(list(parts_of(module.graph))) == 2
 
 
 def test_an_exported_graph_whose_parts_are_too_small_stays_as_it_is(copies: Copies) -> None:
