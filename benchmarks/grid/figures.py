@@ -108,7 +108,7 @@ Cell = Mapping[tuple[str, str], Row]
 
 def summary(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that end the table: medians over all cells, then how many fall short, and by how much."""
-    cells = _by_cell(rows)
+    cells = [each for each in _by_cell(rows) if (FXLIB, "speedup") in each]  # rows of memory are of no cell
     behind = [each[FXLIB, "ratio_to_hand"] for each in cells if each[FXLIB, "ratio_to_hand"].low > 1 + SLACK]
     slower = [each[FXLIB, "speedup"] for each in cells if each[FXLIB, "speedup"].high < 1 / (1 + SLACK)]
     bounded = [_distance_to_bound(each) for each in cells if _possible_share(each) < WANTED]

@@ -99,6 +99,14 @@ def test_the_summary_counts_the_cells_in_which_reading_ahead_falls_short() -> No
     assert figure(found, "pipeline", "median_speedup_across_the_step").value == pytest.approx(1.25)
 
 
+def test_rows_of_memory_are_of_no_cell() -> None:
+    memory = Row(
+        benchmark="overlap", case={"limit": "none"}, arm="fxlib", metric="peak_memory", value=1.0, unit="MiB", low=1.0,
+        high=1.0, runs=1,
+    )  # fmt: skip
+    assert summary([*rows(cell_of({})), memory]) == summary(rows(cell_of({})))
+
+
 def test_slack_covers_two_hundredths_and_no_more() -> None:
     within, beyond = cell_of({"fxlib": 0.0203}), cell_of({"fxlib": 0.0205})
     counts = [figure(summary(rows(each)), "fxlib", "cells_below_hand").value for each in (within, beyond)]
