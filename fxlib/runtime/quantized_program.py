@@ -33,6 +33,22 @@ _OPERATORS: Final[Mapping[object, Function]] = {
 """The function that computes each operator, which is called at once where the dispatcher has nothing to decide."""
 _VIEWS: Final = frozenset({"contiguous", "view", "reshape", "flatten"})
 """The methods that quantized tensors have as others do."""
+_RESHAPING: Final = frozenset(
+    {"resize_", "resize_as_", "set_", "as_strided_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_"}
+    | {"swapdims_", "__setattr__", "setattr"}
+)
+"""Calls that give a tensor itself another shape; a quantized tensor in the same memory would keep its own."""
+_TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "Tensor": lambda value: isinstance(value, Node),
+    "Optional[Tensor]": lambda value: value is None or isinstance(value, Node),
+    "float": lambda value: type(value) is float,
+    "Optional[float]": lambda value: value is None or type(value) is float,
+    "int": lambda value: type(value) is int,
+    "bool": lambda value: type(value) is bool,
+    "str": lambda value: type(value) is str,
+    "List[int]": lambda value: isinstance(value, (list, tuple)) and all(type(each) is int for each in value),
+}
+"""Whether an argument is one of each type in a schema, without torch's dispatcher, which converts some others."""
 _KINDS: Final = 64
 """The number of kinds of inputs that a kernel remembers."""
 _CHANGES: Final = 8
@@ -58,7 +74,8 @@ class QuantizedProgram:
         if self._graph is not module._graph:
             self._graph, self._program = module._graph, None
             has_layers = any(node.target in _OPERATORS for node in module.graph.nodes)
-            self._left = _CHANGES if has_layers and quint8.computes_here() else 0
+            is_fit = has_layers and not any(map(_reshapes, module.graph.nodes))
+            self._left = _CHANGES if is_fit and quint8.computes_here() else 0
         if not self._left or torch.is_grad_enabled() or _is_watched():
             return None
         if self._program is None or not all(map(_Weight.holds, self._weights)):
@@ -73,31 +90,50 @@ class QuantizedProgram:
 
 
 def _is_watched() -> bool:
-    """Return whether a mode or a transform sees each call of an operator."""
+    """Return whether a mode, a transform or a trace sees each call of an operator."""
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    return bool(modes) or torch._C._functorch.peek_interpreter_stack() is not None
+    transform, trace = torch._C._functorch.peek_interpreter_stack(), torch._C._get_tracing_state()
+    return bool(modes) or transform is not None or trace is not None
+
+
+def _reshapes(node: Node) -> bool:
+    """Return whether a node may give a tensor itself another shape."""
+    target = node.target
+    name = target if isinstance(target, str) else getattr(getattr(target, "overloadpacket", target), "__name__", "")
+    return node.op in ("call_method", "call_function") and (name in _RESHAPING or "out" in node.kwargs)
 
 
 class _Weight:
     """A tensor among a module's attributes, as it was when it was packed."""
 
-    __slots__ = ("_facts", "_name", "_table", "tensor")
+    __slots__ = ("_facts", "_name", "_own", "tensor", "version")
 
-    def __init__(self, table: Mapping[str, Any], name: str) -> None:
-        self._table, self._name = table, name
-        self.tensor: torch.Tensor = table[name]
-        if not isinstance(self.tensor, torch.Tensor) or self.tensor.is_inference():
+    def __init__(self, module: GraphModule, name: str) -> None:
+        self._own, self._name = module.__dict__, name
+        tensor = self._held()
+        if not isinstance(tensor, torch.Tensor) or not quint8.is_plain(tensor) or tensor.is_inference():
             raise LookupError("nobody counts its writes")
+        self.tensor: torch.Tensor = tensor
+        self.version = tensor._version
         self._facts = self._now()
 
     def holds(self) -> bool:
         """Return whether the attribute is still this tensor, and nobody has written to it or given it other data."""
-        return self._table.get(self._name) is self.tensor and self._facts == self._now()
+        return self._held() is self.tensor and self._facts == self._now()
+
+    def _held(self) -> object:
+        """Return what the module has by this name; its tables may be other ones by now, too."""
+        own, name = self._own, self._name
+        if name in own:
+            return own[name]
+        found = own["_parameters"].get(name)
+        return own["_buffers"].get(name) if found is None else found
 
     def _now(self) -> tuple[object, ...]:
         # The storage is kept, so that no other data comes to lie at its address.
         tensor = self.tensor
-        return tensor._version, tensor.untyped_storage(), tensor.data_ptr(), tensor.shape, tensor.stride()
+        data = tensor.untyped_storage(), tensor.data_ptr(), tensor.dtype, tensor.is_neg()
+        return tensor._version, *data, tensor.shape, tensor.stride()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +149,36 @@ class _Kernel:
     fits: Callable[[torch.Tensor], bool]
     """Whether an input is one for which `packed` computes what the operator on integers computes."""
 
-    def __call__(self, computes: Function, others: Sequence[Any]) -> Function:
-        """Return a function of the input: `packed` if that fits, or else the operator `computes` on integers."""
-        kinds: dict[tuple[object, ...], bool] = {}
+    def __call__(self, operator: Function, others: Sequence[Any], weights: Sequence[_Weight]) -> Function:
+        """Return a function of the input: `packed` if that fits, or else the operator on integers.
 
-        def run(x: torch.Tensor) -> torch.Tensor:
+        Args:
+            operator: the operator that the dispatcher knows.
+            others: all of its arguments but the first.
+            weights: the tensors among these; the graph itself may write to them before it gets here.
+        """
+        kinds: dict[tuple[object, ...], bool] = {}
+        is_here = quint8.is_plain if self.takes is None else _is_quantized
+        versions = [(each.tensor, each.version) for each in weights]
+
+        def fits(x: torch.Tensor) -> bool:
+            if not is_here(x):
+                return False
+            for tensor, version in versions:
+                if tensor._version != version:
+                    return False
             kind = x.shape, x.stride(), x.dtype
-            if (fits := kinds.get(kind)) is None:
+            if (found := kinds.get(kind)) is None:
                 if len(kinds) >= _KINDS:
                     kinds.clear()
-                fits = kinds[kind] = x.numel() > 0 and self.fits(x)
-            if fits:
+                found = kinds[kind] = x.numel() > 0 and self.fits(x)
+            return found
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            if fits(x):
                 return self.packed(x)
-            found = computes(x if self.takes is None else as_integers(x), *others)
-            return found if self.returns is None else as_levels(found, *self.returns)
+            found = operator(x if self.takes is None else _integers(x), *others)
+            return found if self.returns is None else _levels(found, *self.returns)
 
         return run
 
@@ -225,7 +277,7 @@ class _Rewriting:
 
     Attributes:
         weights: the tensors that the graph takes for granted, by their names.
-        program: the graph over the module's state; None if the weights are not in the memory of this processor.
+        program: the graph over the module's state.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -243,27 +295,26 @@ class _Rewriting:
         for node in self._graph.find_nodes(op="get_attr"):
             if not node.users:
                 self._graph.erase_node(node)
-        is_here = all(each.tensor.device.type == "cpu" for each in self.weights.values())
-        self.program = over(module, self._graph) if is_here else None
+        self.program = over(module, self._graph)
 
     def _add(self, node: Node) -> None:
         args: Any = node.args
-        computes = None if node.kwargs else _OPERATORS.get(node.target)
+        computes = _OPERATORS.get(node.target) if _is_exact(node) else None
         if computes is not None and (kernel := self._kernel(computes, args)) is not None:
             x = self._quantized(args[0], kernel.takes) if kernel.takes else self._integers(args[0])
-            self._call(node, kernel(computes, self._attributes(args[1:])), x, kernel.returns)
-        elif node.target is torch.cat and (point := self._common_point(args[0])) is not None:
-            dim, values = (
-                args[1] if len(args) > 1 else node.kwargs.get("dim", 0),
-                [self._values[each] for each in args[0]],
-            )
-            self._call(node, lambda given: torch.ops.quantized.cat(given, dim, *point), values, point)
-        elif node.op == "call_method" and node.target in _VIEWS and args[0] in self._points:
+            weights = [self.weights[str(each.target)] for each in args[1:] if isinstance(each, Node)]
+            operator: Any = node.target
+            self._call(node, kernel(operator, self._attributes(args[1:]), weights), x, kernel.returns)
+        elif node.target is torch.cat and (point := self._common_point(node)) is not None:
+            dim: Any = args[1] if len(args) > 1 else node.kwargs.get("dim", 0)
+            self._call(node, _join(dim, point), [self._values[each] for each in args[0]], point)
+        elif self._is_view(node):
             self._values[node] = self._graph.node_copy(node, self._values.__getitem__)
             self._points[node] = self._points[args[0]]
         else:
             self._values[node] = copied = self._graph.node_copy(node, self._integers)
-            copied.target = node.target if computes is None else computes
+            if computes is not None:
+                copied.target = _named(node.name, _direct(computes, copied.target))
 
     def _kernel(self, computes: Function, args: tuple[Any, ...]) -> _Kernel | None:
         """Return what computes an operator on quantized tensors; None if nothing does, or the operator would raise."""
@@ -271,7 +322,7 @@ class _Rewriting:
             if computes is operators.max_pool2d:
                 return _max_pool(self._points[args[0]], *args[1:])
             return _KERNELS[computes](*self._attributes(args[1:]))
-        except (FxlibError, LookupError, TypeError, NotImplementedError):  # the last one of weights without memory
+        except (FxlibError, LookupError, TypeError, AttributeError):  # the last one of a missing weight
             return None
 
     def _attributes(self, args: Sequence[Any]) -> list[Any]:
@@ -287,9 +338,7 @@ class _Rewriting:
         if node.op != "get_attr":
             raise LookupError(name)
         if name not in self.weights:
-            own = self._module.__dict__
-            tables = [each for each in (own["_parameters"], own["_buffers"], own) if name in each]
-            self.weights[name] = _Weight(tables[0], name)
+            self.weights[name] = _Weight(self._module, name)
         return self.weights[name].tensor
 
     def _call(self, node: Node, function: Function, given: Any, point: Point | None) -> None:
@@ -298,17 +347,33 @@ class _Rewriting:
         if point is not None:
             self._points[node] = point
 
-    def _common_point(self, values: Any) -> Point | None:
-        """Return the point that quantized tensors have in common; None if they have none."""
-        points = {self._points.get(each) for each in values} if isinstance(values, (tuple, list)) else set()
+    def _common_point(self, node: Node) -> Point | None:
+        """Return the point that the quantized tensors have in common that a node joins; None if it is another call."""
+        args: Any = node.args
+        given = (*args[1:], *node.kwargs.values())
+        if not 1 <= len(args) <= 2 or len(given) > 1 or not set(node.kwargs) <= {"dim"}:
+            return None
+        if not isinstance(args[0], (tuple, list)) or not all(type(each) is int for each in given):
+            return None
+        points = {self._points.get(each) if isinstance(each, Node) else None for each in args[0]}
         return points.pop() if len(points) == 1 else None
+
+    def _is_view(self, node: Node) -> bool:
+        """Return whether a node only gives a quantized tensor another shape; `view` gives another dtype, too."""
+        args: Any = node.args
+        if node.op != "call_method" or node.target not in _VIEWS or not args or not isinstance(args[0], Node):
+            return False
+        is_shape = node.target != "view" or (len(args) > 1 and not node.kwargs)
+        if is_shape and node.target == "view" and len(args) == 2:
+            is_shape = isinstance(args[1], (int, tuple, list))
+        return is_shape and args[0] in self._points
 
     def _integers(self, node: Node) -> Node:
         """Return the node of a value that is not quantized."""
         if node not in self._points:
             return self._values[node]
         if (key := (node, None)) not in self._converted:
-            self._converted[key] = self._graph.call_function(as_integers, (self._values[node],))
+            self._converted[key] = self._graph.call_function(_integers, (self._values[node],))
         return self._converted[key]
 
     def _quantized(self, node: Node, point: Point) -> Node:
@@ -320,9 +385,60 @@ class _Rewriting:
         return self._converted[key]
 
 
-def _levels(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
-    check(x.dtype is torch.uint8, "an input of known scale is uint8")
+def _is_exact(node: Node) -> bool:
+    """Return whether a call of an operator is one that the dispatcher hands on as it is."""
+    if node.kwargs or node.target not in _OPERATORS:
+        return False
+    target: Any = node.target
+    given = target._schema.arguments
+    return len(given) == len(node.args) and all(
+        _TYPES[str(argument.type)](each) for argument, each in zip(given, node.args, strict=True)
+    )
+
+
+def _direct(computes: Function, operator: Any) -> Function:
+    """Return a function that computes an operator without the dispatcher where that has nothing to decide."""
+
+    def run(*args: Any) -> Any:
+        for each in args:
+            if isinstance(each, torch.Tensor) and not quint8.is_plain(each):
+                return operator(*args)
+        return computes(*args) if isinstance(args[0], torch.Tensor) else operator(*args)
+
+    return run
+
+
+def _join(dim: int, point: Point) -> Function:
+    """Return a function that joins quantized tensors of one point.
+
+    Torch's own copies only images, channels last, along their channels; it computes with the numbers of others, which
+    extreme scales do not survive. Where memory may be seen as of either order, it would choose another one.
+    """
+
+    def run(given: list[torch.Tensor]) -> torch.Tensor:
+        for each in given:
+            if dim not in (1, -3) or not _is_quantized(each) or not _is_of_images(each) or each.is_contiguous():
+                return _levels(torch.cat([_integers(value) for value in given], dim), *point)
+        return torch.ops.quantized.cat(given, dim, *point)
+
+    return run
+
+
+def _is_quantized(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype is torch.quint8
+
+
+def _levels(x: Any, scale: float, zero_point: int) -> Any:
+    """Return the quantized tensor of integers; a value that is none of these stays what it is, for the operators."""
+    if not isinstance(x, torch.Tensor) or x.dtype is not torch.uint8 or not quint8.is_plain(x):
+        check(not _is_quantized(x), "an input of known scale is uint8")
+        return x
     return as_levels(x, scale, zero_point)
+
+
+def _integers(x: Any) -> Any:
+    """Return the integers of a quantized tensor; a value that was none stays what it is."""
+    return as_integers(x) if _is_quantized(x) else x
 
 
 def _named(name: str, function: Function) -> Function:

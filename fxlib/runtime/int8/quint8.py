@@ -24,6 +24,24 @@ LINEAR_TO_FLOAT: Final = (
 CONVOLUTION: Final = (torch.ops.quantized.conv2d.new, torch.ops.quantized.conv2d_relu.new)
 """The layers, each without and with a ReLU."""
 _ENGINE_SWITCH: Final = threading.Lock()
+_PLAIN_TYPES: Final = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Return whether a tensor is nothing but numbers in the processor's memory, so that its storage may be read.
+
+    Others have no storage, or more keys in torch's dispatcher, such as for negated numbers or those that are all zero.
+    """
+    return type(x) in _PLAIN_TYPES and torch._C._dispatch_keys(x).raw_repr() in _plain_keys()
+
+
+@functools.cache
+def _plain_keys() -> frozenset[int]:
+    with torch.utils._python_dispatch._disable_current_modes():
+        counted = torch.empty(0, device="cpu")
+        with torch.inference_mode():
+            uncounted = torch.empty(0, device="cpu")
+    return frozenset(torch._C._dispatch_keys(each).raw_repr() for each in (counted, uncounted))
 
 
 def quantized(x: torch.Tensor, scale: float, zero_point: int) -> torch.Tensor:
@@ -76,7 +94,7 @@ def norm(
 def _unmoved(channels: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean and the variance with which a norm only applies its weight and its bias."""
     with torch.inference_mode(mode=False):
-        return torch.zeros(channels), torch.ones(channels)
+        return torch.zeros(channels, dtype=torch.float32), torch.ones(channels, dtype=torch.float32)
 
 
 def computes_here() -> bool:
@@ -93,4 +111,4 @@ def _silence() -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        torch.quantize_per_tensor(torch.zeros(1), 1.0, 0, torch.quint8)
+        torch.quantize_per_tensor(torch.zeros(1, dtype=torch.float32), 1.0, 0, torch.quint8)
