@@ -255,7 +255,9 @@ def _check_layer(layer: Layer, result: Result, kind: str, *, dimensions: int) ->
 
 
 def _is_of_images(levels: torch.Tensor) -> bool:
-    return levels.dim() == 4 and levels.is_contiguous(memory_format=torch.channels_last)
+    """Return whether levels are images, channels last; memory may be in both orders, and torch then takes either."""
+    is_last = levels.dim() == 4 and levels.is_contiguous(memory_format=torch.channels_last)
+    return is_last and not levels.is_contiguous()
 
 
 def _point(scale: Any, zero_point: Any) -> Point:
@@ -417,7 +419,7 @@ def _join(dim: int, point: Point) -> Function:
 
     def run(given: list[torch.Tensor]) -> torch.Tensor:
         for each in given:
-            if dim not in (1, -3) or not _is_quantized(each) or not _is_of_images(each) or each.is_contiguous():
+            if dim not in (1, -3) or not _is_quantized(each) or not _is_of_images(each):
                 return _levels(torch.cat([_integers(value) for value in given], dim), *point)
         return torch.ops.quantized.cat(given, dim, *point)
 

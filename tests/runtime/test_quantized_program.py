@@ -559,3 +559,17 @@ def test_the_users_default_dtype_changes_nothing() -> None:
         assert_same(module, x, x.to(memory_format=torch.channels_last))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 4), (2, 1, 4, 3), (2, 8, 1, 1), (1, 8, 3, 3)])
+def test_images_whose_memory_is_in_both_orders_keep_theirs(shape: tuple[int, ...]) -> None:
+    norm = torch.linspace(0.5, 1.0, shape[1]), torch.linspace(-1.0, 1.0, shape[1])
+    first = (OPERATORS.quantize.default, (0.05, 7))
+    x = torch.randn(shape)
+    for module in (
+        graph_of(first, (OPERATORS.int8_norm.default, (0.05, 7, *norm, 0.1, 100))),
+        graph_of(first, (OPERATORS.int8_max_pool2d.default, ([1, 1], [1, 1], [0, 0], [1, 1], False))),
+    ):
+        assert_same(
+            module, x, x.to(memory_format=torch.channels_last), x.permute(0, 2, 3, 1).clone().permute(0, 3, 1, 2)
+        )
