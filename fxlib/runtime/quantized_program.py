@@ -8,6 +8,7 @@ another, and one look at all weights is enough for a forward. The bits are the s
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -149,7 +150,7 @@ class _Kernel:
     fits: Callable[[torch.Tensor], bool]
     """Whether an input is one for which `packed` computes what the operator on integers computes."""
 
-    def __call__(self, operator: Function, others: Sequence[Any], weights: Sequence[_Weight]) -> Function:
+    def function(self, operator: Function, others: Sequence[Any], weights: Sequence[_Weight]) -> Function:
         """Return a function of the input: `packed` if that fits, or else the operator on integers.
 
         Args:
@@ -194,16 +195,16 @@ def _linear(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: Any, *r
     returns = None if made.scale is None else (made.scale, made.zero_point)
     outputs, inputs = weight.shape
     relu = made.relu if 1e-30 < scale < 1e30 else None
-    few, many = layer.for_linear(), operators.many_rows(layer, made)
+    few, many = functools.cache(layer.for_linear), functools.cache(lambda: operators.many_rows(layer, made))
 
     def multiply(levels: torch.Tensor) -> torch.Tensor:
         if relu is None or levels.numel() > FEW_ROWS * inputs:
-            found = operators.MANY_ROWS(as_integers(levels).reshape(-1, inputs), *takes, *many)
+            found = operators.MANY_ROWS(as_integers(levels).reshape(-1, inputs), *takes, *many())
             found = found.reshape(*levels.shape[:-1], outputs)
             return found if returns is None else as_levels(found, *returns)
         if returns is None:
-            return quint8.LINEAR_TO_FLOAT[relu](levels.dequantize(), *takes, few)
-        return quint8.LINEAR[relu](levels, few, *returns)
+            return quint8.LINEAR_TO_FLOAT[relu](levels.dequantize(), *takes, few())
+        return quint8.LINEAR[relu](levels, few(), *returns)
 
     return _Kernel(takes, returns, multiply, lambda levels: levels.dim() > 1 and levels.shape[-1] == inputs)
 
@@ -214,11 +215,8 @@ def _convolution(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: An
         return None
     _check_layer(given, made, "convolution", dimensions=4)
     window.check(weight)
-    convolve, packed, point = (
-        quint8.CONVOLUTION[made.relu],
-        given.for_convolution(window),
-        (made.scale, made.zero_point),
-    )
+    convolve, point = quint8.CONVOLUTION[made.relu], (made.scale, made.zero_point)
+    packed = given.for_convolution(window)
 
     def fits(levels: torch.Tensor) -> bool:
         try:
@@ -232,7 +230,10 @@ def _convolution(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: An
 def _norm(scale: Any, zero_point: Any, weight: Any, bias: Any, *point: Any) -> _Kernel:
     returns = _point(*point)
     for each in (weight, bias):
-        check(each.dtype is torch.float32 and each.is_contiguous() and each.device.type == "cpu", "they are numbers")
+        check(
+            each.dtype is torch.float32 and each.is_contiguous() and each.device.type == "cpu",
+            "a norm's weight and bias are float32",
+        )
 
     def fits(levels: torch.Tensor) -> bool:
         return _is_of_images(levels) and weight.shape == bias.shape == levels.shape[1:2]
@@ -261,6 +262,7 @@ def _is_of_images(levels: torch.Tensor) -> bool:
 
 
 def _point(scale: Any, zero_point: Any) -> Point:
+    check(scale is not None, "levels have a scale")
     check_levels(scale, zero_point)
     return scale, zero_point
 
@@ -306,7 +308,7 @@ class _Rewriting:
             x = self._quantized(args[0], kernel.takes) if kernel.takes else self._integers(args[0])
             weights = [self.weights[str(each.target)] for each in args[1:] if isinstance(each, Node)]
             operator: Any = node.target
-            self._call(node, kernel(operator, self._attributes(args[1:]), weights), x, kernel.returns)
+            self._call(node, kernel.function(operator, self._attributes(args[1:]), weights), x, kernel.returns)
         elif node.target is torch.cat and (point := self._common_point(node)) is not None:
             dim: Any = args[1] if len(args) > 1 else node.kwargs.get("dim", 0)
             self._call(node, _join(dim, point), [self._values[each] for each in args[0]], point)

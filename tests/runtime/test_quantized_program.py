@@ -255,6 +255,7 @@ def test_graphs_without_int8_layers_have_no_program() -> None:
         assert QuantizedProgram().of(graph_of((torch.relu, ()))) is None
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_threads_share_a_program() -> None:
     module, wrong = chain(), list[int]()
