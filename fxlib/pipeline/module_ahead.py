@@ -338,6 +338,10 @@ class ModuleAhead(LeavesPushes):
         self._current = entry
         return self._with_results(entry, unchanged, generated, args, kwargs)
 
+    def passed_over(self, *, grad_enabled: bool) -> None:
+        """Note that the original's forward runs, which takes nothing that was fetched."""
+        self._grad_enabled, self._ran = grad_enabled, None
+
     def ended(self) -> None:
         """Note that the forward has ended, with or without an error."""
         if self._current is not None:

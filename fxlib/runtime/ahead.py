@@ -36,6 +36,13 @@ class Ahead(Protocol):
             kwargs: keyword arguments of the forward.
         """
 
+    def passed_over(self, *, grad_enabled: bool) -> None:
+        """Note that the original's forward runs, which takes nothing that was fetched.
+
+        Args:
+            grad_enabled: the grad mode of the caller.
+        """
+
     def ended(self) -> None:
         """Note that the forward has ended, however it did."""
 

@@ -477,6 +477,8 @@ def _guard(program: _Program) -> Callable[..., Any]:
         if runs.warns:
             state.tell_of_original(type(self).__name__, runs.reason)
         state.graphs.original_runs(self, runs.reason, args, kwargs)
+        if state.ahead is not None:
+            state.ahead.passed_over(grad_enabled=grad_enabled)
         return _run_original(self, state.original, runs.reason, args, kwargs)
 
     made: Any = forward

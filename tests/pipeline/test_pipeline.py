@@ -181,6 +181,24 @@ def test_nothing_is_fetched_for_steps_in_which_the_original_runs(sent: Sent, mod
         assert sent.since() == []
 
 
+def test_nothing_is_fetched_for_an_evaluation_in_another_grad_mode_for_which_there_is_no_graph(
+    sent: Sent, module: CapturedModule
+) -> None:
+    run(fxlib.pipeline(batches(6), module), lambda batch: train(module, batch))
+    check = CapturedModule._guard_failure
+
+    def fails_without_gradients(self: CapturedModule, *args: Any, grad_enabled: bool) -> GuardFailure | None:
+        return check(self, *args, grad_enabled=True) if grad_enabled else GuardFailure("grad mode is another one")
+
+    loop = fxlib.pipeline(batches(20), module)
+    with mock.patch.object(CapturedModule, "_guard_failure", fails_without_gradients):
+        for batch in loop:
+            with torch.no_grad():
+                module(batch)
+    assert loop.taken == 0
+    assert loop.unused <= 4  # of the first batches
+
+
 def test_each_of_several_batches_with_the_same_tensors_has_what_was_read_for_it(
     sent: Sent, module: CapturedModule
 ) -> None:
