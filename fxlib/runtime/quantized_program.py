@@ -210,13 +210,14 @@ def _linear(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: Any, *r
 
 
 def _convolution(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: Any, *others: Any) -> _Kernel | None:
-    given, window, made = Layer(weight, scales, bias), Window(*others[:4]), Result(*others[4:])
-    if scale is None or made.scale is None or made.relu is None:
+    layer, window, made = Layer(weight, scales, bias), Window(*others[:4]), Result(*others[4:])
+    takes = _point(scale, zero_point)
+    if made.scale is None or made.relu is None:
         return None
-    _check_layer(given, made, "convolution", dimensions=4)
+    _check_layer(layer, made, "convolution", dimensions=4)
     window.check(weight)
-    convolve, point = quint8.CONVOLUTION[made.relu], (made.scale, made.zero_point)
-    packed = given.for_convolution(window)
+    convolve, returns = quint8.CONVOLUTION[made.relu], (made.scale, made.zero_point)
+    packed = layer.for_convolution(window)
 
     def fits(levels: torch.Tensor) -> bool:
         try:
@@ -224,16 +225,13 @@ def _convolution(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: An
         except FxlibError:  # the operator on integers raises it
             return False
 
-    return _Kernel(_point(scale, zero_point), point, lambda levels: convolve(levels, packed, *point), fits)
+    return _Kernel(takes, returns, lambda levels: convolve(levels, packed, *returns), fits)
 
 
 def _norm(scale: Any, zero_point: Any, weight: Any, bias: Any, *point: Any) -> _Kernel:
     returns = _point(*point)
     for each in (weight, bias):
-        check(
-            each.dtype is torch.float32 and each.is_contiguous() and each.device.type == "cpu",
-            "a norm's weight and bias are float32",
-        )
+        check(each.dtype is torch.float32 and each.is_contiguous(), "a norm's weight and bias are float32")
 
     def fits(levels: torch.Tensor) -> bool:
         return _is_of_images(levels) and weight.shape == bias.shape == levels.shape[1:2]
