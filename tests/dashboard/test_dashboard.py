@@ -25,6 +25,8 @@ from tests.service.principals import token
 from tests.service.support import answer
 from tests.shared.real_service import free_port
 
+pytestmark = pytest.mark.slow
+
 ORIGIN = {"origin": "http://localhost"}
 
 
@@ -208,7 +210,6 @@ def test_what_jobs_saw_in_training_stands_beside_their_trials(service: Served, b
     assert '<span class="failed">went back</span>' in model
 
 
-@pytest.mark.slow
 def test_names_and_messages_of_strangers_are_inert(service: Served, browser: TestClient) -> None:
     job = service.owner.submit(name=HOSTILE, labels={"a": "<b>"})
     lease = service.claim(HOSTILE, hardware=HOSTILE + STEERING)
@@ -366,7 +367,6 @@ def test_another_site_s_name_does_not_lead_here(browser: TestClient) -> None:
     assert browser.get("/", headers={"host": "evil.example"}).status_code == 400
 
 
-@pytest.mark.slow
 def test_a_page_says_that_the_service_is_away_and_recovers(tmp_path: Path) -> None:
     listen = ("--listen", f"127.0.0.1:{free_port()}")
     with served(tmp_path / "s", *listen) as service:

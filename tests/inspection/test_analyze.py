@@ -56,7 +56,8 @@ def figures_of(analysis: Analysis, name: str) -> NodeFigures:
     return next(figures for node, figures in analysis.nodes.items() if node.name == name)
 
 
-@pytest.mark.parametrize("name", ["resnet20_cifar10", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet20_cifar10", "bert"])
 def test_shapes_dtypes_and_arithmetic_are_those_of_a_run(name: str) -> None:
     model, inputs = zoo.build(name)
     module = fxlib.capture(model, sample_inputs=inputs)

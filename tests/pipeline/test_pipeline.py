@@ -425,6 +425,7 @@ def test_a_draw_of_a_loader_that_was_to_have_none_ends_pulling_ahead(sent: Sent,
     assert (len(found), len(told)) == (4, 1)
 
 
+@pytest.mark.slow
 def test_worker_processes_run_ahead_in_several_epochs(sent: Sent, module: CapturedModule) -> None:
     loader = data.DataLoader(
         data.TensorDataset(torch.stack(batches())), batch_size=1, num_workers=1, persistent_workers=True
@@ -454,6 +455,7 @@ class Stateful:
         self.place = state["place"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_counts_the_batches_that_were_yielded(sent: Sent, module: CapturedModule) -> None:
     loop = fxlib.pipeline(Stateful(), module, ahead=True, depth=2)
     epoch = iter(loop)

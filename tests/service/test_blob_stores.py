@@ -27,7 +27,7 @@ from tests.service.memory_blob_store import MemoryBlobStore
 DATA = b"some bytes " * 100
 
 
-@pytest.fixture(params=["memory", "folder", "memory://", "s3://"])
+@pytest.fixture(params=["memory", "folder", "memory://", pytest.param("s3://", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     match request.param:
         case "memory":

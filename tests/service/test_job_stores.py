@@ -17,7 +17,7 @@ from tests.service.jobs import DONE, add, claimed, happen, job
 from tests.service.memory_job_store import MemoryJobStore
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobStore]:
     made: JobStore
     match request.param:

@@ -28,6 +28,8 @@ from tests.service.support import (
     worker,
 )
 
+pytestmark = pytest.mark.slow
+
 
 async def test_a_relaunch_is_answered_at_once_with_the_finished_job_s_result() -> None:
     async with make_service() as core:
@@ -204,7 +206,6 @@ def shuffled(seed: int, rows: int = 1000, size: int = 64) -> list[object]:
     ]
 
 
-@pytest.mark.slow
 def test_batches_that_are_shuffled_anew_at_each_start_have_one_key() -> None:
     keys = [key_of(shuffled(seed)) for seed in range(40)]
     assert max(keys.count(each) for each in keys) >= 38

@@ -7,6 +7,8 @@ import pytest
 from fxlib.utils import tracing
 from tests.shared.collector import Collector, attributes, collecting, forget_tracer
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

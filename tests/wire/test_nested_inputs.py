@@ -21,6 +21,8 @@ from fxlib.utils import pytree
 from fxlib.v1 import graph_pb2, workload_pb2
 from fxlib.wire.opaque import opaque_record
 
+pytestmark = pytest.mark.slow
+
 
 class State(NamedTuple):
     hidden: Tensor
@@ -75,7 +77,6 @@ def _workload_sent(workload: fxlib.Workload) -> fxlib.Workload:
     return protocol.workload_from_proto(encoded.message, encoded.blobs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["trace", "export"])
 def test_a_recurrent_model_takes_its_state_in_a_tuple(how: Any) -> None:
     model, batch = Recurrent(), (torch.randn(2, 3, 4), _states())
@@ -103,7 +104,6 @@ def test_dataclasses_and_named_tuples_arrive_as_stand_ins_with_their_fields() ->
     assert torch.equal(captured(*arrived.inputs, **arrived.kwargs), Reads()(*batch.inputs, **batch.kwargs))
 
 
-@pytest.mark.slow
 def test_a_container_of_a_registered_class_reaches_an_exported_graph_through_a_stand_in() -> None:
     def forward(x: Tensor, bag: Any) -> Any:
         return Bag(sum=x + bag["left"], right=bag["right"] * len(x))
@@ -140,7 +140,6 @@ def test_numbers_of_numpy_become_pythons() -> None:
     assert batch.inputs[1] == [3, 0.5, True]
 
 
-@pytest.mark.slow
 def test_what_is_no_data_is_refused_with_its_place() -> None:
     with pytest.raises(WorkloadError, match=r"batches\[0\] input.0\['f'\]: an input of type function cannot be sent"):
         fxlib.Workload(batches=[({"f": lambda: 0},)])
@@ -181,7 +180,6 @@ def test_received_nests_are_bounded_and_hold_data_alone() -> None:
             protocol.spec_from_proto(spec)
 
 
-@pytest.mark.slow
 def test_stand_ins_for_the_classes_of_others_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.exec", _not_called)  # which Python's dataclasses use for methods made of names
     registered = len(torch.utils._pytree.SUPPORTED_NODES)

@@ -15,6 +15,8 @@ from fxlib.errors import CaptureError, WireError
 from fxlib.utils import pytree
 from fxlib.v1 import graph_pb2
 
+pytestmark = pytest.mark.slow
+
 
 class Layer:
     """Keys of one layer, with what a cache notes beside them."""
@@ -57,7 +59,6 @@ class Decoder(nn.Module):
         return Answer(x, cache, notes={"config": self.config, "rows": x.shape[0]})
 
 
-@pytest.mark.slow
 def test_objects_in_a_result_are_the_programs_own_and_new_at_each_call() -> None:
     model, x = Decoder(), torch.randn(3, 4)
     captured = fxlib.capture(model, sample_inputs=[x])
@@ -74,7 +75,6 @@ def test_objects_in_a_result_are_the_programs_own_and_new_at_each_call() -> None
     assert fxlib.verify(model, captured, [x])
 
 
-@pytest.mark.slow
 def test_objects_travel_as_their_parts_and_come_back_as_the_programs_own() -> None:
     model, x = Decoder(), torch.randn(3, 4)
     captured = fxlib.capture(model, sample_inputs=[x])
@@ -129,7 +129,6 @@ class Wrapper(nn.Module):
         return self.blocks(x) if x.shape[0] > 1 else x
 
 
-@pytest.mark.slow
 def test_tensors_that_submodules_make_of_numbers_are_attributes_of_the_captured_module() -> None:
     model, x = Wrapper(), torch.randn(3, 4)
     captured = fxlib.capture(model, sample_inputs=[x], how="export")

@@ -14,6 +14,8 @@ from typing_extensions import override
 import fxlib
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 
+pytestmark = pytest.mark.slow
+
 
 class Bags(nn.Module):
     """Takes tensors in lists, dictionaries and tuples, and a number."""

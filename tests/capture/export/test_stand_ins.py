@@ -16,6 +16,8 @@ from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.preserve_state import state_kept
 
+pytestmark = pytest.mark.slow
+
 X = torch.linspace(-2, 2, 12).view(3, 4)
 KEPT: Any = threading.local()  # whose attributes the recorder does not see
 NOTED: list[Any] = []
@@ -111,7 +113,6 @@ def test_what_a_stand_in_cannot_tell_is_refused_with_its_line(which: str) -> Non
         exported(lambda m, x: x * 2 if asked(m, x) else -x)
 
 
-@pytest.mark.slow
 def test_a_stand_in_that_is_kept_where_nobody_looks_is_refused_with_its_line() -> None:
     def keep(_: Any, x: Tensor) -> Tensor:
         KEPT.mask = x + 1

@@ -21,12 +21,10 @@ from fxlib.recipes.recipes import PlanningRequest, Rewrite
 from fxlib.utils.compare import relative_error
 from tests.models.nets import assert_same_on_integers, called, changes, graph_runs, made
 
-pytestmark = pytest.mark.slow
-
 CHANNELS = 16
 
 
-pytestmark = pytest.mark.usefixtures("seeded")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("seeded")]
 
 
 def images(batch: int = 4, seed: int = 1) -> Tensor:

@@ -33,6 +33,8 @@ from tests.random_programs.programs import random_program
 from tests.random_programs.running import differences, outcome
 from tests.random_programs.simulation import count, simulated
 
+pytestmark = pytest.mark.slow
+
 LOOKUP = torch.ops.aten.embedding.default
 
 
@@ -276,7 +278,6 @@ def check(seed: int) -> int:
     return len(list(parts_of(module.graph)))
 
 
-@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_program_whose_parts_have_results_of_their_own_does_what_it_did(seed: int) -> None:
@@ -285,7 +286,6 @@ def test_a_program_whose_parts_have_results_of_their_own_does_what_it_did(seed: 
         check(seed)
 
 
-@pytest.mark.slow
 def test_random_programs_have_parts(copies: Copies) -> None:
     assert sum(map(check, range(40))) > 40
     assert copies.runs > 40
@@ -493,7 +493,6 @@ def test_what_is_not_there_is_said_before_anything_is_rewritten(tower: Tower, mo
         lowered(Tower(), "inductor_freezing")
 
 
-@pytest.mark.slow
 def test_a_training_step_compiled_by_inductor_has_the_gradients_of_the_original() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
     module = lowered(model, "inductor")

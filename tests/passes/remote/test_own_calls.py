@@ -96,6 +96,7 @@ def by_hand(captured: CapturedModule) -> torch.fx.GraphModule:
     return fxlib.optimize(captured, fxlib.recipes.recipes.from_passes(steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", CALLS)
 def test_both_halves_move_as_far_as_they_may(calls: Callable[[Program, torch.Tensor], Any]) -> None:
     model = Program(calls)

@@ -24,6 +24,8 @@ from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
 from fxlib_workers.trial.replay.server import ReplayedBatch, ReplayedFunction
 from tests.workers import remote_code
 
+pytestmark = pytest.mark.slow
+
 texts = st.text(max_size=200)
 WEIGH, LEARN = "tests.workers.remote_code:weigh", "tests.workers.remote_code:learn"
 LINE = RecordedCall(to="ps0", returns=Opaque(), service_s=Spread(quantiles=(0.0,)), request_bytes=0, response_bytes=0)
@@ -63,7 +65,6 @@ def test_different_texts_have_different_names(one: str, other: str) -> None:
     assert (worker_name(one) == worker_name(other)) == (one == other)
 
 
-@pytest.mark.slow
 @given(st.from_regex(r"client:[A-Za-z0-9_:-]{0,119}", fullmatch=True))
 @example("client::110000:")  # beyond the last character
 @example("client::d800:")  # half of a surrogate pair, which no message holds
