@@ -6,8 +6,8 @@ import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import get_ident
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from fxlib.pipeline.choice import Choice, InTurn, MeasuredChoice
 from fxlib.pipeline.leaves_pushes import LeavesPushes
 from fxlib.pipeline.message import KeysOnce
 from fxlib.pipeline.program import Program
+from fxlib.pipeline.push_period import PushPeriod
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
+from fxlib.pipeline.stand_ins import Take, with_results
 from fxlib.pipeline.trainers import Trainers
 from fxlib.pipeline.unchanged import Noted
 from fxlib.pipeline.updates import Block, Updates
@@ -32,7 +34,6 @@ from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.ahead import Rider
 from fxlib.runtime.gradients.pushes import Push
-from fxlib.runtime.ops import operators
 from fxlib.runtime.submodules import local_modules
 from fxlib.runtime.tracking.flow_control import FlowControl
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
@@ -123,12 +124,7 @@ class ModuleAhead(LeavesPushes):
         """The module whose graph has run since the last batch was examined."""
         self._grad_enabled: bool | None = None
         """Grad mode of the last forward; None before the first."""
-        self._steps = 0
-        """Number of batches whose step was over since the last push."""
-        self._period: int | None = None
-        """Number of batches for each push, as last observed; None before the first push."""
-        self._pushes = 0
-        """Number of steps whose pushes were made."""
+        self._period = PushPeriod()
         self._trainers = Trainers(module)
         self._choice: Choice = MeasuredChoice()
         self._asked_depth: int | None = 1
@@ -261,9 +257,9 @@ class ModuleAhead(LeavesPushes):
 
     def passed(self, entry: Entry | None) -> None:
         """Note that the step of a loop's batch is over; `entry` has the calls that were made ahead for it, if any."""
-        self._steps += 1
+        self._period.step_over()
         self._batches += 1
-        if self._period is None and not self._most_stale:
+        if self._period.steps is None and not self._most_stale:
             self._choice.step_ended()
         if entry is not None:
             self.expire(entry)
@@ -330,7 +326,8 @@ class ModuleAhead(LeavesPushes):
             return generated
         entry, unchanged = found
         self._entries.remove(entry)
-        self._steps += not self._loops
+        if not self._loops:
+            self._period.step_over()
         if batch.in_autograd_context():
             self._is_distributed = True
             self._warn(Reason.AHEAD_DISTRIBUTED.sentence())
@@ -370,12 +367,13 @@ class ModuleAhead(LeavesPushes):
         travelling: list[Travels] = []
         if self._several_trainers and not self._most_stale:
             self._trainers.warn()
-        sample = self._pushes if self._pushes % SAMPLED == 0 else None
+        sample = self._period.pushes if self._period.pushes % SAMPLED == 0 else None
         blocks, self._blocks = self._blocks, []
         self._updates = Updates(pushes, blocks) if blocks and not self._several_trainers else None
         states = _written_by(pushes) if self._most_stale else frozenset()
+        covered = self._period.covered(in_loop=self._loops > 0)
         for before, entry in self._to_come():
-            is_next = before < self._steps_of_push and not self._several_trainers
+            is_next = before < covered and not self._several_trainers
             for each in entry.waiting:
                 if each.is_behind_push and not (self._most_stale and each.misses(states, most=self._most_stale)):
                     each.pushed(pushes, sample=sample if is_next else None, updates=self._updates)
@@ -409,11 +407,9 @@ class ModuleAhead(LeavesPushes):
             self._make(entry, before, pushed=True)
 
     def _step_pushed(self) -> None:
-        self._pushes += 1
         if self._loops and not self._most_stale:
             self._choice.step_ended()
-        self._period = self._steps_of_push
-        self._steps = -1 if self._loops else 0  # in a loop, this step has not ended yet
+        self._period.pushed(in_loop=self._loops > 0)
 
     @property
     def _several_trainers(self) -> bool:
@@ -437,7 +433,7 @@ class ModuleAhead(LeavesPushes):
                 stale = self._most_stale > 0 and self._may_be_stale(each, before, pushed=pushed)
                 if each.state is State.PARKED and self._may_leave(each, before, pushed=pushed, stale=stale):
                     self._leave(each, stale=stale)
-                elif pushed and before < (self._period or 1) and (again := each.repair()) is not None:
+                elif pushed and before < (self._period.steps or 1) and (again := each.repair()) is not None:
                     again.make()
 
     def _leave(self, request: Request, *, stale: bool) -> None:
@@ -467,29 +463,13 @@ class ModuleAhead(LeavesPushes):
         in_flight = self._left is not None
         if in_flight and not request.is_concurrent:
             return False
-        return 0 < in_flight + self._pushes_before(before, pushed=pushed) <= self._most_stale
+        return 0 < in_flight + self._period.pushes_before(before, pushed=pushed) <= self._most_stale
 
     def _is_free(self, before: int, *, pushed: bool) -> bool:
         """Whether no push is expected before the forward that comes after `before` others."""
         if self._several_trainers and not self._most_stale:
             return False
-        return self._pushes_before(before, pushed=pushed) == 0
-
-    def _pushes_before(self, before: int, *, pushed: bool) -> int:
-        """Return how many pushes are expected before the forward that comes after `before` others.
-
-        A wrong guess costs a wasted read, since at each push the reads are made again that may not miss it.
-        """
-        if pushed:
-            return before // (self._period or 1)
-        if self._period is None:
-            return 0 if self._steps > 0 else before
-        return (self._steps + before) // self._period
-
-    @property
-    def _steps_of_push(self) -> int:
-        """Number of batches that a push made now covers."""
-        return max(1, self._steps + bool(self._loops))
+        return self._period.pushes_before(before, pushed=pushed) == 0
 
     def _matching(
         self, module: CapturedModule, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -522,37 +502,37 @@ class ModuleAhead(LeavesPushes):
         kwargs: Mapping[str, Any],
     ) -> Callable[..., Any]:
         program = entry.program
-        by_operator: dict[Any, dict[int, tuple[Request, Sequence[int]]]] = {}
+        taken_for: dict[Any, dict[int, Take]] = {}
+        values = program.values(args, kwargs) if program.rechecks else None
         of_calls = zip(entry.requests, program.needs, program.positions, strict=True)
         for index, (request, needs, position) in enumerate(of_calls):
             if request is not None and self._may_be_taken(request) and all(unchanged[each] for each in needs):
                 if index not in program.sizes and (size := request.size()) is not None:
                     program.sizes[index] = size
-                by_operator.setdefault(request.call.node.target, {})[position] = request, needs
-        if not by_operator:
-            return generated
-        values = program.values(args, kwargs) if program.rechecks else None
+                take = partial(self._take, entry, request, needs, values)
+                taken_for.setdefault(request.call.node.target, {})[position] = take
+        return with_results(generated, taken_for) if taken_for else generated
 
-        def taken(found: tuple[Request, Sequence[int]]) -> Any:
-            request, needs = found
-            if values is not None:
-                still = program.unchanged(entry.noted, values)
-                if not all(still[each] for each in needs):
-                    return None
-            future = request.take() if self._left is None else request.take_later(self.settle_pushes)
-            if future is not None:
-                self.taken += 1
-                if request.is_behind_push:
-                    self.staleness[request.missed] += 1
-                self._in_vain.pop(request.call.node, None)
-            return future
+    def _take(self, entry: Entry, request: Request, needs: Sequence[int], values: Any) -> Any:
+        """Return a request's future for the running forward; None if the forward is to make the call itself.
 
-        code: FunctionType = generated  # type: ignore[assignment]
-        names: dict[str, Any] = dict(code.__globals__)
-        for name, value in code.__globals__.items():
-            if (found := by_operator.get(value) if callable(value) and _is_hashable(value) else None) is not None:
-                names[name] = _stand_in(value, found, taken)
-        return FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
+        Args:
+            entry: the entry of the request.
+            request: a request that may be taken.
+            needs: the indices of the inputs that the call's arguments depend on.
+            values: the forward's inputs, if they are to be compared once more; else None.
+        """
+        if values is not None:
+            still = entry.program.unchanged(entry.noted, values)
+            if not all(still[each] for each in needs):
+                return None
+        future = request.take() if self._left is None else request.take_later(self.settle_pushes)
+        if future is not None:
+            self.taken += 1
+            if request.is_behind_push:
+                self.staleness[request.missed] += 1
+            self._in_vain.pop(request.call.node, None)
+        return future
 
     def _may_be_taken(self, request: Request) -> bool:
         """Whether a forward may have the result; for a read that travels with pushes in flight, this shows later."""
@@ -615,32 +595,6 @@ def _written_by(pushes: Sequence[Push]) -> frozenset[ServerState]:
     """Return the states that pushes write."""
     distinct = {(id(each.contract), each.server): each for each in pushes}
     return frozenset().union(*(states_of(each.contract, each.server)[1] for each in distinct.values()))
-
-
-def _stand_in(
-    operator: Callable[..., Any],
-    found: Mapping[int, tuple[Request, Sequence[int]]],
-    taken: Callable[[tuple[Request, Sequence[int]]], Any],
-) -> Callable[..., Any]:
-    """Return a function that replaces an operator: the forward is straight-line code, so its uses come in order."""
-    position = -1
-    blocks = operator is operators.remote_call
-
-    def replacement(*args: Any) -> Any:
-        nonlocal position
-        position += 1
-        future = taken(found[position]) if position in found else None
-        if future is None:
-            return operator(*args)
-        return future.wait() if blocks else future
-
-    returned: Any = replacement
-    returned.stands_for = operator  # a recording looks for it
-    return replacement
-
-
-def _is_hashable(value: object) -> bool:
-    return type(value).__hash__ is not None
 
 
 def _modes() -> tuple[object, ...]:
