@@ -57,13 +57,15 @@ _CHANGES: Final = 8
 
 
 class QuantizedProgram:
-    """The program of one module's graph; it is made on first use, and anew for another graph or other weights."""
+    """The program of one module's graph; it is made on first use, and anew for another graph or other weights.
+
+    Threads may share it: each of them takes a program that is whole, or makes one.
+    """
 
     def __init__(self) -> None:
         """Begin without a program."""
         self._graph: Graph | None = None
-        self._program: GraphModule | None = None
-        self._weights: Sequence[_Weight] = ()
+        self._made: _Made | None = None
         self._left = 0
         """How often the program may still be made."""
 
@@ -72,22 +74,24 @@ class QuantizedProgram:
 
     def of(self, module: GraphModule) -> GraphModule | None:
         """Return the program over the state of a module; None if the graph itself is to run."""
-        if self._graph is not module._graph:
-            self._graph, self._program = module._graph, None
-            has_layers = any(node.target in _OPERATORS for node in module.graph.nodes)
-            is_fit = has_layers and not any(map(_reshapes, module.graph.nodes))
+        graph = module._graph
+        if self._graph is not graph:
+            has_layers = any(node.target in _OPERATORS for node in graph.nodes)
+            is_fit = has_layers and not any(map(_reshapes, graph.nodes))
             self._left = _CHANGES if is_fit and quint8.computes_here() else 0
+            self._graph = graph
         if not self._left or torch.is_grad_enabled() or _is_watched():
             return None
-        if self._program is None or not all(map(_Weight.holds, self._weights)):
+        made = self._made
+        if made is None or made.graph is not graph or not all(map(_Weight.holds, made.weights)):
             self._left -= 1
             rewriting = _Rewriting(module)
-            self._program, self._weights = rewriting.program, list(rewriting.weights.values())
-        return self._program
+            made = self._made = _Made(graph, rewriting.program, list(rewriting.weights.values()))
+        return made.program
 
     def forget(self) -> None:
         """Forget the program, since the graph was edited."""
-        self._graph = self._program = None
+        self._graph = self._made = None
 
 
 def _is_watched() -> bool:
@@ -135,6 +139,15 @@ class _Weight:
         tensor = self.tensor
         data = tensor.untyped_storage(), tensor.data_ptr(), tensor.dtype, tensor.is_neg()
         return tensor._version, *data, tensor.shape, tensor.stride()
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A program, the graph that it was made of, and the weights that it takes for granted."""
+
+    graph: Graph
+    program: GraphModule
+    weights: Sequence[_Weight]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from fxlib.errors import FxlibError
-from fxlib.runtime import int8
+from fxlib.runtime import int8, quantized_program
 from fxlib.runtime.int8 import layers, quint8
 from fxlib.runtime.quantized_program import QuantizedProgram
 from tests.runtime.test_int8 import OPERATORS, PLAIN, WRONG, figures, integers, levels
@@ -259,16 +259,19 @@ def test_graphs_without_int8_layers_have_no_program() -> None:
 @torch.no_grad()
 def test_threads_share_a_program() -> None:
     module, wrong = chain(), list[int]()
-    program = QuantizedProgram().of(module)
-    assert program is not None
+    quantized = QuantizedProgram()
     inputs = [images(batch) for batch in range(1, 9)]
     expected = [module(x) for x in inputs]
 
+    begin = threading.Barrier(4)
+
     def run(first: int) -> None:
+        begin.wait()
         with torch.no_grad():
             for turn in range(200):
                 index = (first + 3 * turn) % len(inputs)
-                wrong.extend([index] * (not torch.equal(program(inputs[index]), expected[index])))
+                program = quantized.of(module)
+                wrong.extend([index] * (program is None or not torch.equal(program(inputs[index]), expected[index])))
 
     threads = [threading.Thread(target=run, args=(first,)) for first in range(4)]
     for each in threads:
@@ -276,6 +279,28 @@ def test_threads_share_a_program() -> None:
     for each in threads:
         each.join()
     assert not wrong
+
+
+@torch.no_grad()
+def test_a_graph_that_another_thread_exchanges_meanwhile_has_its_own_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantized, made = QuantizedProgram(), quantized_program._Rewriting
+    module, other = (
+        graph_of((OPERATORS.int8_linear.default, (scale, 0, integers(4, 8), figures(4, 1), None, 1e3, 0, "none")))
+        for scale in (1.0, 0.5)
+    )
+
+    def interrupted(of: GraphModule) -> Any:
+        rewriting = made(of)
+        if of._graph is not other._graph:
+            of._graph = other._graph
+            assert quantized.of(of) is not None
+        return rewriting
+
+    monkeypatch.setattr(quantized_program, "_Rewriting", interrupted)
+    quantized.of(module)
+    program, x = quantized.of(module), levels(3, 8)
+    assert program is not None
+    assert torch.equal(program(x), other(x))
 
 
 def test_a_copy_has_a_program_of_its_own() -> None:
