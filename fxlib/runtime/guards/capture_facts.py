@@ -16,7 +16,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +46,9 @@ class Kind(Enum):
 GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
 """Functions by which a forward may behave differently without gradients, besides not recording them."""
 SCALARS = (bool, int, float, complex, str, bytes, type(None), range, slice)
-REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS, Kind.CELL, Kind.DEFAULTS)
+REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS, Kind.CELL, Kind.DEFAULTS, Kind.BASES)
+_IDENTICAL_IF_EQUAL = frozenset({type, FunctionType, str})
+"""Types of which equal objects are the same, or have no identity of their own."""
 _DEFAULTS = attrgetter("__defaults__", "__kwdefaults__")
 
 
@@ -256,13 +258,19 @@ def same(now: Any, value: Any) -> bool:
     elif kind is MethodType:
         equal = now.__func__ is value.__func__ and now.__self__ is value.__self__
     elif kind is frozenset:
-        found = {each: each for each in now}
-        equal = len(now) == len(value) and all(each in found and same(found[each], each) for each in value)
+        equal = now == value and (
+            _IDENTICAL_IF_EQUAL.issuperset(map(type, value)) or _same_elements_of_sets(now, value)
+        )
     elif kind.__module__ == "numpy" and hasattr(value, "tobytes") and not hasattr(value, "ctypes"):  # a number
         equal = now.dtype == value.dtype and now.tobytes() == value.tobytes()
     else:
         equal = kind in (torch.dtype, torch.device) and now == value
     return bool(equal)
+
+
+def _same_elements_of_sets(now: frozenset[Any], value: frozenset[Any]) -> bool:
+    found = {each: each for each in now}
+    return all(each in found and same(found[each], each) for each in value)
 
 
 def _same_array(now: Any, value: Any) -> bool:

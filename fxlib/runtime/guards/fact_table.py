@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import attrgetter, eq, is_
+from operator import attrgetter, eq, is_, is_not
 from types import FunctionType
 from typing import Any
 
@@ -257,8 +257,10 @@ def _asserts(node: Node) -> bool:
 
 
 def _renamed(value: Any, copied: Callable[[Any], Any]) -> Any:
+    """Return a value with the copies of what it holds; a tuple of which nothing was copied is the same tuple."""
     if type(value) is tuple:
-        return tuple(_renamed(each, copied) for each in value)
+        renamed = tuple(_renamed(each, copied) for each in value)
+        return renamed if any(map(is_not, renamed, value)) else value
     return copied(value)
 
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 import fxlib
 from fxlib.errors import FxlibWarning
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.guards import fact_table
 
 X = torch.randn(3, 4)
 
@@ -120,6 +122,16 @@ def test_a_copy_has_conditions_of_its_own() -> None:
     copied.block.power = 3
     assert graph_runs(module, X)
     assert not graph_runs(copied, X)
+
+
+def test_a_copy_is_compared_with_its_capture_as_fast_as_the_module_that_was_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied, made = copy.deepcopy(captured(Model())), Mock(wraps=fact_table._Columns)
+    monkeypatch.setattr(fact_table, "_Columns", made)
+    for _ in range(3):
+        assert graph_runs(copied, X)
+    assert made.call_count == 1
 
 
 @pytest.mark.parametrize("arguments, fits", [((X, X), True), ((X,), False), ((X, None), False)])

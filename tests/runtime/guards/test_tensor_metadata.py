@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch import nn
 
 import fxlib
 from fxlib.errors import FxlibWarning
+from fxlib.runtime.guards import tensor_metadata
+from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata
 
 
 class Masked(nn.Module):
@@ -80,3 +84,80 @@ def test_a_file_bound_to_a_model_holds_for_the_weights_it_was_bound_to(tmp_path:
     model.half()
     with pytest.warns(FxlibWarning, match="dtype"):
         assert loaded(*batch).dtype is torch.half
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: Any = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.layers[2].weight = self.layers[0].weight
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(3, 2))
+
+
+class Logged(nn.Parameter):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def with_data(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Several], None]:
+    def apply(model: Several) -> None:
+        model.layers[1].weight.data = change(model.layers[1].weight.data)
+
+    return apply
+
+
+CHANGES: dict[str, tuple[Callable[[Several], object], bool]] = {
+    "other values": (with_data(lambda x: x + 1.0), False),
+    "dtype": (lambda model: model.double(), True),
+    "shape": (with_data(lambda x: x[:2]), True),
+    "strides": (with_data(lambda x: x.t()), True),
+    "device": (lambda model: setattr(model.layers[1], "bias", nn.Parameter(torch.empty(3, device="meta"))), True),
+    "layout": (lambda model: setattr(model, "mean", model.mean.to_sparse()), True),
+    "gone": (lambda model: setattr(model.layers[1], "bias", None), True),
+    "class": (lambda model: setattr(model.layers[1], "bias", Logged(torch.zeros(3))), True),
+    "another one": (lambda model: setattr(model.layers[1], "bias", nn.Parameter(torch.ones(3))), False),
+    "no gradient": (lambda model: model.layers[1].requires_grad_(False), False),
+    "shared": (lambda model: setattr(model.layers[1], "weight", model.layers[0].weight), False),
+    "apart": (lambda model: setattr(model.layers[2], "weight", nn.Parameter(torch.ones(3, 3))), False),
+    "apart, of another shape": (lambda model: setattr(model.layers[2], "weight", nn.Parameter(torch.ones(2))), True),
+}
+
+
+@pytest.mark.parametrize("change, counts", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_seen_after_looks_at_all_tensors_together(
+    change: Callable[[Several], object], counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Several()
+    metadata = TensorMetadata(model, model, METADATA, strides=True)
+    assert [metadata.changed() for _ in range(3)] == ["", "", ""]
+    with monkeypatch.context() as patched:  # the looks that follow are together
+        patched.setattr(metadata, "_metadata_of", lambda _: pytest.fail("each tensor was looked at"))
+        assert not metadata.changed()
+    change(model)
+    assert [bool(metadata.changed()) for _ in range(3)] == [counts] * 3
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["csr", "nested", "sparse"])
+def test_tensors_without_strides_are_looked_at_each_by_itself(kind: str) -> None:
+    model = Several()
+    made = {"csr": lambda: torch.eye(3).to_sparse_csr(), "sparse": lambda: torch.eye(3).to_sparse()}
+    made["nested"] = lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    read = ("dtype", "device") if kind == "nested" else METADATA
+    model.mean = made[kind]()
+    metadata = TensorMetadata(model, model, read, strides=kind != "nested")
+    assert [metadata.changed() for _ in range(3)] == ["", "", ""]
+    model.double()
+    assert metadata.changed()
+
+
+def test_what_changes_at_every_step_is_not_looked_at_together_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, made = Several(), Mock(wraps=tensor_metadata._Together)
+    metadata = TensorMetadata(model, model, ("dtype",), strides=False)
+    monkeypatch.setattr(tensor_metadata, "_Together", made)
+    for rows in range(2, 40):
+        model.mean = torch.zeros(rows, 2)
+        assert not metadata.changed()
+    assert made.call_count == tensor_metadata._LOOKS
