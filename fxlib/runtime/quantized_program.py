@@ -8,24 +8,18 @@ another, and one look at all weights is enough for a forward. The bits are the s
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxlib.errors import FxlibError
 from fxlib.runtime import int8
-from fxlib.runtime.int8 import operators, quint8
-from fxlib.runtime.int8.layers import FEW_ROWS, Layer, Result, Window, check, check_levels
-from fxlib.runtime.int8.quint8 import as_integers, as_levels
+from fxlib.runtime.int8 import kernels, operators, quint8
+from fxlib.runtime.int8.kernels import Function, Kernel, Point, Sum, integers_of, levels_of
 from fxlib.runtime.lowering import over
-
-Function: TypeAlias = Callable[..., Any]
-Point: TypeAlias = tuple[float, int]
-"""The scale and the zero point of a quantized tensor."""
 
 _OPERATORS: Final[Mapping[object, Function]] = {
     getattr(torch.ops.fxlib, name).default: getattr(operators, name.removeprefix("int8_"))
@@ -50,8 +44,6 @@ _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
     "List[int]": lambda value: isinstance(value, (list, tuple)) and all(type(each) is int for each in value),
 }
 """Whether an argument is one of each type in a schema, without torch's dispatcher, which converts some others."""
-_KINDS: Final = 64
-"""The number of kinds of inputs that a kernel remembers."""
 _CHANGES: Final = 8
 """The number of times that a program is made for other weights; if they change more often, the graph itself runs."""
 
@@ -150,143 +142,6 @@ class _Made:
     weights: Sequence[_Weight]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernel:
-    """An operator on quantized tensors."""
-
-    takes: Point | None
-    """The point of its input; None if that is not quantized yet."""
-    returns: Point | None
-    """The point of its result; None if that is float32."""
-    packed: Function
-    """The operator with all of its arguments but the first."""
-    fits: Callable[[torch.Tensor], bool]
-    """Whether an input is one for which `packed` computes what the operator on integers computes."""
-
-    def function(self, operator: Function, others: Sequence[Any], weights: Sequence[_Weight]) -> Function:
-        """Return a function of the input: `packed` if that fits, or else the operator on integers.
-
-        Args:
-            operator: the operator that the dispatcher knows.
-            others: all of its arguments but the first.
-            weights: the tensors among these; the graph itself may write to them before it gets here.
-        """
-        kinds: dict[tuple[object, ...], bool] = {}
-        is_here = quint8.is_plain if self.takes is None else _is_quantized
-        versions = [(each.tensor, each.version) for each in weights]
-
-        def fits(x: torch.Tensor) -> bool:
-            if not is_here(x):
-                return False
-            for tensor, version in versions:
-                if tensor._version != version:
-                    return False
-            kind = x.shape, x.stride(), x.dtype
-            if (found := kinds.get(kind)) is None:
-                if len(kinds) >= _KINDS:
-                    kinds.clear()
-                found = kinds[kind] = x.numel() > 0 and self.fits(x)
-            return found
-
-        def run(x: torch.Tensor) -> torch.Tensor:
-            if fits(x):
-                return self.packed(x)
-            found = operator(x if self.takes is None else _integers(x), *others)
-            return found if self.returns is None else _levels(found, *self.returns)
-
-        return run
-
-
-def _quantize(*point: Any) -> _Kernel:
-    returns = _point(*point)
-    return _Kernel(None, returns, lambda x: quint8.quantized(x, *returns), lambda x: x.dtype is torch.float32)
-
-
-def _linear(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: Any, *result: Any) -> _Kernel:
-    layer, made, takes = Layer(weight, scales, bias), Result(*result), _point(scale, zero_point)
-    _check_layer(layer, made, "linear", dimensions=2)
-    returns = None if made.scale is None else (made.scale, made.zero_point)
-    outputs, inputs = weight.shape
-    relu = made.relu if 1e-30 < scale < 1e30 else None
-    few, many = functools.cache(layer.for_linear), functools.cache(lambda: operators.many_rows(layer, made))
-
-    def multiply(levels: torch.Tensor) -> torch.Tensor:
-        if relu is None or levels.numel() > FEW_ROWS * inputs:
-            found = operators.MANY_ROWS(as_integers(levels).reshape(-1, inputs), *takes, *many())
-            found = found.reshape(*levels.shape[:-1], outputs)
-            return found if returns is None else as_levels(found, *returns)
-        if returns is None:
-            return quint8.LINEAR_TO_FLOAT[relu](levels.dequantize(), *takes, few())
-        return quint8.LINEAR[relu](levels, few(), *returns)
-
-    return _Kernel(takes, returns, multiply, lambda levels: levels.dim() > 1 and levels.shape[-1] == inputs)
-
-
-def _convolution(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: Any, *others: Any) -> _Kernel | None:
-    layer, window, made = Layer(weight, scales, bias), Window(*others[:4]), Result(*others[4:])
-    takes = _point(scale, zero_point)
-    if made.scale is None or made.relu is None:
-        return None
-    _check_layer(layer, made, "convolution", dimensions=4)
-    window.check(weight)
-    convolve, returns = quint8.CONVOLUTION[made.relu], (made.scale, made.zero_point)
-    packed = layer.for_convolution(window)
-
-    def fits(levels: torch.Tensor) -> bool:
-        try:
-            return bool(window.shape_of_result(levels, weight))
-        except FxlibError:  # the operator on integers raises it
-            return False
-
-    return _Kernel(takes, returns, lambda levels: convolve(levels, packed, *returns), fits)
-
-
-def _norm(scale: Any, zero_point: Any, weight: Any, bias: Any, *point: Any) -> _Kernel:
-    returns = _point(*point)
-    for each in (weight, bias):
-        check(each.dtype is torch.float32 and each.is_contiguous(), "a norm's weight and bias are float32")
-
-    def fits(levels: torch.Tensor) -> bool:
-        return _is_of_images(levels) and weight.shape == bias.shape == levels.shape[1:2]
-
-    return _Kernel(_point(scale, zero_point), returns, lambda levels: quint8.norm(levels, weight, bias, *returns), fits)
-
-
-def _max_pool(point: Point, *options: Any) -> _Kernel:
-    sizes, ceil_mode = [list(each) for each in options[:4]], options[4]
-
-    def fits(levels: torch.Tensor) -> bool:
-        return _is_of_images(levels) and operators.max_pool2d(as_integers(levels), *options) is not None
-
-    return _Kernel(point, point, lambda levels: torch.ops.quantized.max_pool2d(levels, *sizes, ceil_mode), fits)
-
-
-def _check_layer(layer: Layer, result: Result, kind: str, *, dimensions: int) -> None:
-    layer.check(torch.empty(0, dtype=torch.uint8), dimensions=dimensions)
-    result.options(kind)
-
-
-def _is_of_images(levels: torch.Tensor) -> bool:
-    """Return whether levels are images, channels last; memory may be in both orders, and torch then takes either."""
-    is_last = levels.dim() == 4 and levels.is_contiguous(memory_format=torch.channels_last)
-    return is_last and not levels.is_contiguous()
-
-
-def _point(scale: Any, zero_point: Any) -> Point:
-    check(scale is not None, "levels have a scale")
-    check_levels(scale, zero_point)
-    return scale, zero_point
-
-
-_KERNELS: Final[Mapping[Function, Callable[..., _Kernel | None]]] = {
-    operators.quantize: _quantize,
-    operators.linear: _linear,
-    operators.conv2d: _convolution,
-    operators.norm: _norm,
-}
-"""The function that makes the kernel of an operator, of all of its arguments but the first."""
-
-
 class _Rewriting:
     """A graph in which layers hand on quantized tensors, while it is made of a module's graph.
 
@@ -315,14 +170,20 @@ class _Rewriting:
     def _add(self, node: Node) -> None:
         args: Any = node.args
         computes = _OPERATORS.get(node.target) if _is_exact(node) else None
-        if computes is not None and (kernel := self._kernel(computes, args)) is not None:
-            x = self._quantized(args[0], kernel.takes) if kernel.takes else self._integers(args[0])
-            weights = [self.weights[str(each.target)] for each in args[1:] if isinstance(each, Node)]
+        inputs, others = kernels.divided(computes, args)
+        if computes is not None and (kernel := self._kernel(computes, inputs, others)) is not None:
+            points = (kernel.takes, kernel.adds) if isinstance(kernel, Sum) else (kernel.takes,)
+            given = [
+                self._integers(each) if point is None else self._quantized(each, point)
+                for each, point in zip(inputs, points, strict=True)
+            ]
+            weights = [self.weights[str(each.target)] for each in others if isinstance(each, Node)]
+            versions = [(each.tensor, each.version) for each in weights]
             operator: Any = node.target
-            self._call(node, kernel.function(operator, self._attributes(args[1:]), weights), x, kernel.returns)
+            self._call(node, kernel.function(operator, self._attributes(others), versions), given, kernel.returns)
         elif node.target is torch.cat and (point := self._common_point(node)) is not None:
             dim: Any = args[1] if len(args) > 1 else node.kwargs.get("dim", 0)
-            self._call(node, _join(dim, point), [self._values[each] for each in args[0]], point)
+            self._call(node, kernels.join(dim, point), [[self._values[each] for each in args[0]]], point)
         elif self._is_view(node):
             self._values[node] = self._graph.node_copy(node, self._values.__getitem__)
             self._points[node] = self._points[args[0]]
@@ -331,12 +192,12 @@ class _Rewriting:
             if computes is not None:
                 copied.target = _named(node.name, _direct(computes, copied.target))
 
-    def _kernel(self, computes: Function, args: tuple[Any, ...]) -> _Kernel | None:
+    def _kernel(self, computes: Function, inputs: Sequence[Any], others: Sequence[Any]) -> Kernel | Sum | None:
         """Return what computes an operator on quantized tensors; None if nothing does, or the operator would raise."""
         try:
             if computes is operators.max_pool2d:
-                return _max_pool(self._points[args[0]], *args[1:])
-            return _KERNELS[computes](*self._attributes(args[1:]))
+                return kernels.max_pool(self._points[inputs[0]], *others)
+            return kernels.KERNELS[computes](*self._attributes(others))
         except (FxlibError, LookupError, TypeError, AttributeError):  # the last one of a missing weight
             return None
 
@@ -356,8 +217,8 @@ class _Rewriting:
             self.weights[name] = _Weight(self._module, name)
         return self.weights[name].tensor
 
-    def _call(self, node: Node, function: Function, given: Any, point: Point | None) -> None:
-        self._values[node] = made = self._graph.call_function(_named(node.name, function), (given,))
+    def _call(self, node: Node, function: Function, given: Sequence[Any], point: Point | None) -> None:
+        self._values[node] = made = self._graph.call_function(_named(node.name, function), tuple(given))
         made.meta.update(node.meta)
         if point is not None:
             self._points[node] = point
@@ -388,7 +249,7 @@ class _Rewriting:
         if node not in self._points:
             return self._values[node]
         if (key := (node, None)) not in self._converted:
-            self._converted[key] = self._graph.call_function(_integers, (self._values[node],))
+            self._converted[key] = self._graph.call_function(integers_of, (self._values[node],))
         return self._converted[key]
 
     def _quantized(self, node: Node, point: Point) -> Node:
@@ -396,7 +257,7 @@ class _Rewriting:
         if self._points.get(node) == point:
             return self._values[node]
         if (key := (node, point)) not in self._converted:
-            self._converted[key] = self._graph.call_function(_levels, (self._integers(node), *point))
+            self._converted[key] = self._graph.call_function(levels_of, (self._integers(node), *point))
         return self._converted[key]
 
 
@@ -421,39 +282,6 @@ def _direct(computes: Function, operator: Any) -> Function:
         return computes(*args) if isinstance(args[0], torch.Tensor) else operator(*args)
 
     return run
-
-
-def _join(dim: int, point: Point) -> Function:
-    """Return a function that joins quantized tensors of one point.
-
-    Torch's own copies only images, channels last, along their channels; it computes with the numbers of others, which
-    extreme scales do not survive. Where memory may be seen as of either order, it would choose another one.
-    """
-
-    def run(given: list[torch.Tensor]) -> torch.Tensor:
-        for each in given:
-            if dim not in (1, -3) or not _is_quantized(each) or not _is_of_images(each):
-                return _levels(torch.cat([_integers(value) for value in given], dim), *point)
-        return torch.ops.quantized.cat(given, dim, *point)
-
-    return run
-
-
-def _is_quantized(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.dtype is torch.quint8
-
-
-def _levels(x: Any, scale: float, zero_point: int) -> Any:
-    """Return the quantized tensor of integers; a value that is none of these stays what it is, for the operators."""
-    if not isinstance(x, torch.Tensor) or x.dtype is not torch.uint8 or not quint8.is_plain(x):
-        check(not _is_quantized(x), "an input of known scale is uint8")
-        return x
-    return as_levels(x, scale, zero_point)
-
-
-def _integers(x: Any) -> Any:
-    """Return the integers of a quantized tensor; a value that was none stays what it is."""
-    return as_integers(x) if _is_quantized(x) else x
 
 
 def _named(name: str, function: Function) -> Function:

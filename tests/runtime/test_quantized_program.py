@@ -125,6 +125,84 @@ def test_a_convolution_has_its_bits(
     assert_same(module, *(x.to(memory_format=torch.channels_last) if ordered and x.dim() == 4 else x for x in images))
 
 
+def summed(name: str, layer: tuple[Any, ...], others: tuple[Any, ...], *, computed: bool, twice: bool) -> GraphModule:
+    """A convolution of `x` to which `other` is added.
+
+    Args:
+        name: the operator.
+        layer: its arguments after the input, up to the levels to add.
+        others: its arguments after these.
+        computed: whether both come from operators, instead of from outside.
+        twice: whether `other` is used once more.
+    """
+    graph, root = Graph(), nn.Module()
+    given = list[Any]()
+    for each in layer:
+        if isinstance(each, Tensor):
+            root.register_buffer(f"held_{len(given)}", each)
+            given.append(graph.get_attr(f"held_{len(given)}"))
+        else:
+            given.append(each)
+    x, other = graph.placeholder("x"), graph.placeholder("other")
+    if computed:
+        x = graph.call_function(OPERATORS.quantize.default, (x, *layer[:2]))
+        other = graph.call_function(OPERATORS.quantize.default, (other, *others[:2]))
+    total = graph.call_function(getattr(OPERATORS, name).default, (x, *given, other, *others))
+    graph.output((total, other) if twice else total)
+    return GraphModule(root, graph)
+
+
+@pytest.mark.slow
+@given(
+    name=st.sampled_from(["int8_conv2d_add", "int8_conv2d_add_over"]),
+    groups=st.sampled_from([1, 2, 16]),
+    batches=st.lists(st.sampled_from([(), (1,), (3,), (0,)]), min_size=1, max_size=3),
+    rows=st.sampled_from([6, 6, 6, 5]),
+    ordered=st.tuples(st.booleans(), st.booleans()),
+    relu=st.booleans(),
+    points=st.tuples(*[st.tuples(st.sampled_from([0.05, 3.0]), st.sampled_from([0, 100, 255]))] * 3),
+    computed=st.booleans(),
+)
+def test_a_sum_has_its_bits_and_leaves_alone_what_is_used_again(
+    *,
+    name: str,
+    groups: int,
+    batches: list[tuple[int, ...]],
+    rows: int,
+    ordered: tuple[bool, bool],
+    relu: bool,
+    points: tuple[tuple[float, int], ...],
+    computed: bool,
+) -> None:
+    weight = integers(16, 16 // groups, 3, 3)
+    layer = (*points[0], weight, figures(16, 2), figures(16, 3), [1, 1], [1, 1], [1, 1], groups)
+    module = summed(name, layer, (*points[1], *points[2], relu), computed=computed, twice=not name.endswith("over"))
+    with torch.no_grad():
+        program = QuantizedProgram().of(module)
+    assert program is not None
+    for batch in batches:
+        images = [levels(*batch, 16, height, 7, seed=height) for height in (6, rows)]
+        if computed:
+            images = [x.float() for x in images]
+        if len(batch) == 1:
+            images = [
+                x.to(memory_format=torch.channels_last) if last else x for x, last in zip(images, ordered, strict=True)
+            ]
+        found, expected = (outcome_of_two(each, *images) for each in (program, module))
+        assert found == expected
+
+
+@torch.no_grad()
+def outcome_of_two(module: Callable[[Tensor, Tensor], Any], x: Tensor, other: Tensor) -> object:
+    """Return results' bytes and strides, or the error's words; the inputs stay as they are."""
+    try:
+        found = module(x.clone(), other.clone())
+    except FxlibError as error:
+        return str(error)
+    results = found if isinstance(found, tuple) else (found,)
+    return [(each.dtype, each.stride(), each.contiguous().numpy().tobytes()) for each in results]
+
+
 def chain() -> GraphModule:
     """From images through two convolutions, a pooling, a norm and a linear layer."""
     norm = torch.linspace(-1.0, 1.0, 8), torch.linspace(0.0, 1.0, 8)

@@ -1,4 +1,4 @@
-"""Int8 layers: the operators that graphs name, what is checked of a layer, and weights in the orders of processors.
+"""Int8 layers: the operators that graphs name, their kernels on quantized tensors, checks, and packed weights.
 
 Which layers become int8, and how their ranges are found, is in `fxlib.passes.local.quantize`.
 """

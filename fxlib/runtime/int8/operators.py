@@ -15,6 +15,7 @@ CVPR 2018.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -148,7 +149,9 @@ def conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any) 
     if result.scale is not None and result.relu is not None and quint8.computes_here():
         given = (_on_levels, levels.scale, levels.zero_point, layer.for_convolution(window), result)
     else:
-        given = (_QCONV, *_given(levels, layer, window), *layer.scales_and_bias, *window.options, *options)
+        point = levels.scale, levels.zero_point
+        packed = _packed(levels.values.shape, point, layer, window)
+        given = (_QCONV, *point, packed, *layer.scales_and_bias, *window.options, *options)
     call.keep(given)
     return given[0](levels.values, *given[1:])
 
@@ -164,12 +167,12 @@ def conv2d_add(*args: Any) -> torch.Tensor:
 
 def conv2d_add_over(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch.Tensor:
     """Return the result of `conv2d_add`; afterwards, the added levels may hold anything."""
-    other, other_scale, other_zero_point, out_scale, out_zero_point, relu = others[7:]
+    other, other_scale, other_zero_point, out_scale, out_zero_point, _ = others[7:]
     if x.dim() == 3:
         return conv2d_add_over(x[None], scale, zero_point, *others[:7], other[None], *others[8:])[0]
     call = Call(x, (scale, zero_point), others[:3], (*others[3:7], other.shape, other.dtype, other.device, *others[8:]))
     if (known := call.known) is not None:
-        return _QCONV_ADD(x, *known[:5], other.contiguous(memory_format=torch.channels_last), *known[5:])
+        return known[0](x, other)
     layer, window = Layer(*others[:3]), Window(*others[3:7])
     layer.check(x, dimensions=4)
     shape = window.shape_of_result(x, layer.weight)
@@ -178,28 +181,46 @@ def conv2d_add_over(x: torch.Tensor, scale: float, zero_point: int, *others: Any
     check_levels(other_scale, other_zero_point)
     check_levels(out_scale, out_zero_point)
     check(x.numel() > 0 or len(x) == 0, "images are not empty")
-    levels = _Levels.of(x, scale, zero_point) if x.numel() else None
-    total = other.contiguous(memory_format=torch.channels_last)
-    if levels is None:
-        return total.clone()
+    if not x.numel():
+        return other.clone(memory_format=torch.channels_last)
+    check(scale is not None, "an input of unknown scale is float32")
+    check_levels(scale, zero_point)
+    add = adding(x.shape, (scale, zero_point), layer, window, others[8:])
+    call.keep((add,))
+    return add(x, other)
+
+
+def adding(
+    shape: Sequence[int], point: tuple[float, int], layer: Layer, window: Window, others: Sequence[Any]
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a function of an input and of the levels to add, over which it writes; it checks nothing.
+
+    Args:
+        shape: the shape of inputs for which weights are packed; others are computed, too.
+        point: the scale and the zero point of inputs.
+        layer: the weights.
+        window: the options of the convolution.
+        others: the last arguments of `conv2d_add`, those after the levels to add.
+    """
+    other_scale, other_zero_point, out_scale, out_zero_point, relu = others
     scales, zeros, bias = layer.scales_and_bias
-    point = (out_scale, out_zero_point, torch.uint8, other_scale, other_zero_point)
-    after: tuple[Any, ...] = ("sum", 1.0, "relu" if relu else "none", [], "")
-    given = (*_given(levels, layer, window), scales, zeros, bias, *window.options, *point, *after)
-    call.keep(given)
-    return _QCONV_ADD(levels.values, *given[:5], total, *given[5:])
+    before = (*point, _packed(shape, point, layer, window), scales, zeros)
+    points = (out_scale, out_zero_point, torch.uint8, other_scale, other_zero_point)
+    after: tuple[Any, ...] = (bias, *window.options, *points, "sum", 1.0, "relu" if relu else "none", [], "")
+
+    def add(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return _QCONV_ADD(x, *before, other.contiguous(memory_format=torch.channels_last), *after)
+
+    return add
 
 
-def _given(levels: _Levels, layer: Layer, window: Window) -> tuple[Any, ...]:
-    """Return the scale and the zero point of an input, and the weights packed for it."""
-    point = (levels.scale, levels.zero_point)
+def _packed(shape: Sequence[int], point: tuple[float, int], layer: Layer, window: Window) -> Any:
+    """Return the weights of a convolution as oneDNN takes them."""
 
     def pack() -> Any:
-        of = (layer.weight, layer.scales, *point, *window.options, list(levels.values.shape))
-        return torch.ops.onednn.qconv_prepack(*of)
+        return torch.ops.onednn.qconv_prepack(layer.weight, layer.scales, *point, *window.options, list(shape))
 
-    form = (levels.zero_point, *map(tuple, window.options[:3]), window.groups)
-    return *point, layer.packed(form, pack)
+    return layer.packed((point[1], *map(tuple, window.options[:3]), window.groups), pack)
 
 
 def max_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
