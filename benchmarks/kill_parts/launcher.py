@@ -49,7 +49,8 @@ def main(service: str, folder: Path) -> None:
 def _new(folder: Path, number: int) -> Path:
     """Write a request, with its blobs, and return the file."""
     model, workload = Lookups(2), lookup_workload(2)
-    prepared = prepare(captured_of(model, workload), workload, Question(fresh=True, name=folder.name))
+    question = Question(fresh=True, name=folder.name)
+    prepared = prepare(captured_of(model, workload, question), workload, question)
     prepared.request.trial.budget_s = _BUDGET_S
     path = folder / f"{number:05}.request"
     blobs = {sha256: data.hex() for sha256, data in prepared.blobs.items()}

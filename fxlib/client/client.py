@@ -536,7 +536,7 @@ def _question_of(model: Model, workload: Workload, question: Question) -> Prepar
     try:
         _check_torch()
         # Captured even when disabled, since fxlib.push_gradients works only with captured modules.
-        original = captured = captured_of(original, workload)
+        original = captured = captured_of(original, workload, question)
         if disabled():
             return Outcome(result=Result.original(left_alone(captured), f"{DISABLE} is set"))
         check_measurable(captured, workload)

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxlib import protocol, wire
+from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.client.variant_exchange import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
@@ -134,13 +135,22 @@ class Prepared:
     passes: tuple[GraphPass, ...] | None = ()
 
 
-def captured_of(model: Model, workload: Workload) -> GraphModule:
+def captured_of(model: Model, workload: Workload, question: Question) -> GraphModule:
     """Return the model if it is captured, else capture it; a model that cannot be traced is exported with the batches.
+
+    It is captured in the caller's grad mode. If its graph turns the recording of gradients on, no pass that uses values
+    of weights could change it; so if there are such passes, and forwards alone, it is captured as they run.
 
     Raises:
         CaptureError: the model holds something that cannot be recorded.
     """
-    return as_graph(model, workload.samples, contracts=workload.contracts)
+    captured = as_graph(model, workload.samples, contracts=workload.contracts)
+    if may_leave_gradients(captured) or not torch.is_grad_enabled() or captured is model:
+        return captured
+    if workload.mode != "forward" or not _uses_weights(captured, question):
+        return captured
+    with torch.no_grad():
+        return as_graph(model, workload.samples, contracts=workload.contracts)
 
 
 def prepare(captured: GraphModule, workload: Workload, question: Question, *, ran: bool = False) -> Prepared:
@@ -208,8 +218,15 @@ def _sends_weights(captured: GraphModule, workload: Workload, question: Question
             where="Workload.mode",
             hint='Such passes are for inference: mode="forward".',
         )
-    auto = protocol.is_auto(question.recipe)
-    return bool(wanting) or (auto and question.weights and workload.mode == "forward" and not captured.training)
+    return workload.mode == "forward" and _uses_weights(captured, question)
+
+
+def _uses_weights(captured: GraphModule, question: Question) -> bool:
+    """Return whether a pass of the recipe, or one that `auto` tries, uses the values of weights, which may be sent."""
+    if not question.weights:
+        return False
+    auto = protocol.is_auto(question.recipe) and not captured.training
+    return auto or bool(protocol.passes_that_need("weights", question.recipe))
 
 
 def calibrated(captured: GraphModule, workload: Workload, question: Question) -> Workload:

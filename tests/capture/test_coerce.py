@@ -73,7 +73,7 @@ def test_every_entry_takes_it(made: Any, tmp_path: Path) -> None:
     assert (tmp_path / "package" / "module.py").exists()
     assert fxlib.profile(model, BATCHES, steps=1).steps == 1
     workload = Workload.describe(BATCHES)
-    assert prepare(captured_of(model, workload), workload, Question()).blobs
+    assert prepare(captured_of(model, workload, Question()), workload, Question()).blobs
 
 
 def test_an_exported_program_keeps_its_parameters_and_its_demands() -> None:

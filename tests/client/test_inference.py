@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -12,10 +13,13 @@ from torch import nn
 
 import fxlib
 from fxlib import Client, Workload, wire
+from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.client.request import Question, captured_of
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.protocol import RecipeLike
 from fxlib.reasons import Reason
 from fxlib.recipes import recipes
+from fxlib.spec.workload import Mode
 from fxlib.utils.compare import relative_error
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
@@ -80,6 +84,42 @@ def test_auto_sends_what_the_launcher_can_compile_with_and_weights_only_for_forw
         client.optimize(model, FORWARDS, recipe="inference", weights=False, progress=False)
     client.optimize(model, FORWARDS, recipe="schedule", progress=False)
     assert not service.requests[-1].backends
+
+
+class Turned(nn.Module):
+    """As rotary embeddings of transformers do, it computes something without recording gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            turned = x.cos()
+        return self.norm(self.linear(x)) * turned
+
+
+@pytest.mark.parametrize(
+    "recipe, mode, without",
+    [
+        ("inference", "forward", True),
+        ("auto", "forward", True),
+        ("schedule", "forward", False),
+        ("auto", "local", False),
+    ],
+)
+def test_forwards_alone_are_captured_as_they_run_where_passes_could_change_nothing_else(
+    recipe: str, mode: Mode, without: bool
+) -> None:
+    model, x = Turned().eval(), torch.randn(8, 4)
+    steps = Workload.describe([x], mode=mode, loss="mean")
+    graph = captured_of(model, steps, Question(recipe=recipe))
+    assert may_leave_gradients(graph) is without
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), warnings.catch_warnings(action="ignore"):
+            assert torch.equal(graph(x), model(x))
+    assert sum(fxlib.usage(graph).original.values()) == 1
+    assert captured_of(graph, steps, Question(recipe=recipe)) is graph
 
 
 def test_computed_values_come_back_with_the_error(service: Scripted, client: Client, model: nn.Module) -> None:

@@ -100,7 +100,8 @@ class Worker:
 
 def submit(client: Client, model: nn.Module, workload: Workload, step_timeout_s: float = 60.0) -> str:
     """Hand a job in, as a launcher that does not wait for the answer; return its id."""
-    prepared = prepare(captured_of(model, workload), workload, Question(fresh=True))
+    question = Question(fresh=True)
+    prepared = prepare(captured_of(model, workload, question), workload, question)
     prepared.request.trial.step_timeout_s = step_timeout_s
     prepared.request.trial.budget_s = _BUDGET_S
     upload(client._connection, prepared.blobs, Deadline(100))
