@@ -147,8 +147,8 @@ def captured_of(model: Model, workload: Workload, question: Question) -> GraphMo
     captured = as_graph(model, workload.samples, contracts=workload.contracts)
     if may_leave_gradients(captured) or not torch.is_grad_enabled() or captured is model:
         return captured
-    if workload.mode != "forward" or not _uses_weights(captured, question):
-        return captured
+    if workload.mode != "forward" or question.profile is not None or not _uses_weights(captured, question):
+        return captured  # a profile is of the graph as it is captured here
     with torch.no_grad():
         return as_graph(model, workload.samples, contracts=workload.contracts)
 
