@@ -157,8 +157,10 @@ def summed(name: str, layer: tuple[Any, ...], others: tuple[Any, ...], *, comput
     name=st.sampled_from(["int8_conv2d_add", "int8_conv2d_add_over"]),
     groups=st.sampled_from([1, 2, 16]),
     batches=st.lists(st.sampled_from([(), (1,), (3,), (0,)]), min_size=1, max_size=3),
-    rows=st.sampled_from([6, 6, 6, 5]),
-    ordered=st.tuples(st.booleans(), st.booleans()),
+    sides=st.tuples(st.sampled_from([1, 6]), st.sampled_from([1, 7])),
+    more_rows=st.sampled_from([0, 0, 0, 1]),
+    channels=st.sampled_from([1, 4]),
+    orders=st.tuples(*[st.sampled_from(["contiguous", "channels last", "cropped", "batch last"])] * 2),
     relu=st.booleans(),
     points=st.tuples(*[st.tuples(st.sampled_from([0.05, 3.0]), st.sampled_from([0, 100, 255]))] * 3),
     computed=st.booleans(),
@@ -168,39 +170,77 @@ def test_a_sum_has_its_bits_and_leaves_alone_what_is_used_again(
     name: str,
     groups: int,
     batches: list[tuple[int, ...]],
-    rows: int,
-    ordered: tuple[bool, bool],
+    sides: tuple[int, int],
+    more_rows: int,
+    channels: int,
+    orders: tuple[str, str],
     relu: bool,
     points: tuple[tuple[float, int], ...],
     computed: bool,
 ) -> None:
-    weight = integers(16, 16 // groups, 3, 3)
-    layer = (*points[0], weight, figures(16, 2), figures(16, 3), [1, 1], [1, 1], [1, 1], groups)
+    both = channels * groups
+    weight = integers(both, channels, 3, 3)
+    layer = (*points[0], weight, figures(both, 2), figures(both, 3), [1, 1], [1, 1], [1, 1], groups)
     module = summed(name, layer, (*points[1], *points[2], relu), computed=computed, twice=not name.endswith("over"))
     with torch.no_grad():
         program = QuantizedProgram().of(module)
     assert program is not None
     for batch in batches:
-        images = [levels(*batch, 16, height, 7, seed=height) for height in (6, rows)]
+        shapes = [(*batch, both, sides[0] + more, sides[1]) for more in (0, more_rows)]
+        images = [laid_out(order, *shape) for order, shape in zip(orders, shapes, strict=True)]
         if computed:
             images = [x.float() for x in images]
-        if len(batch) == 1:
-            images = [
-                x.to(memory_format=torch.channels_last) if last else x for x, last in zip(images, ordered, strict=True)
-            ]
         found, expected = (outcome_of_two(each, *images) for each in (program, module))
         assert found == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [levels(1, 3, 3, 2).permute(0, 3, 1, 2)[:, :2, :1, :1], levels(2, 4, 1, 1).transpose(0, 1)],
+    ids=["cropped", "transposed"],
+)
+def test_what_is_added_keeps_its_strides_where_a_dimension_is_of_size_one(other: Tensor) -> None:
+    layer = (0.05, 0, integers(2, 2, 1, 1), figures(2, 2), figures(2, 3), [1, 1], [0, 0], [1, 1], 1)
+    module = summed("int8_conv2d_add", layer, (0.05, 0, 0.05, 0, False), computed=False, twice=False)
+    with torch.no_grad():
+        program = QuantizedProgram().of(module)
+        assert program is not None
+        x = torch.zeros(other.shape, dtype=torch.uint8)
+        assert program(x, other).stride() == module(x, other).stride()
+
+
+def laid_out(order: str, *shape: int) -> Tensor:
+    """Return levels of a shape; those of a batch lie in memory in this order."""
+    x = levels(*shape)
+    if x.dim() < 4 or order == "contiguous":
+        return x
+    if order == "cropped":
+        return levels(*[each + 1 for each in shape])[tuple(map(slice, shape))]
+    if order == "batch last":
+        return levels(*shape[1:], shape[0]).permute(3, 0, 1, 2)
+    return x.to(memory_format=torch.channels_last)
 
 
 @torch.no_grad()
 def outcome_of_two(module: Callable[[Tensor, Tensor], Any], x: Tensor, other: Tensor) -> object:
     """Return results' bytes and strides, or the error's words; the inputs stay as they are."""
     try:
-        found = module(x.clone(), other.clone())
+        found = module(copy.deepcopy(x), copy.deepcopy(other))
     except FxlibError as error:
         return str(error)
     results = found if isinstance(found, tuple) else (found,)
     return [(each.dtype, each.stride(), each.contiguous().numpy().tobytes()) for each in results]
+
+
+@pytest.mark.parametrize("reshaped", ["view", "reshape"])
+@pytest.mark.parametrize("first", [True, False])
+def test_joined_images_of_a_batch_of_one_lie_as_torch_lays_them(reshaped: str, first: bool) -> None:
+    graph = Graph()
+    x = graph.call_function(OPERATORS.quantize.default, (graph.placeholder("x"), 0.05, 0))
+    other = graph.call_method(reshaped, (x, 1, 4, 4, 5))
+    graph.output(graph.call_function(torch.cat, ([x, other] if first else [other, x], 1)))
+    image = torch.rand(1, 4, 4, 5)
+    assert_same(GraphModule(nn.Module(), graph), image, image.to(memory_format=torch.channels_last))
 
 
 def chain() -> GraphModule:

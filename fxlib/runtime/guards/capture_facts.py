@@ -258,9 +258,8 @@ def same(now: Any, value: Any) -> bool:
     elif kind is MethodType:
         equal = now.__func__ is value.__func__ and now.__self__ is value.__self__
     elif kind is frozenset:
-        equal = now == value and (
-            _IDENTICAL_IF_EQUAL.issuperset(map(type, value)) or _same_elements_of_sets(now, value)
-        )
+        identical = _IDENTICAL_IF_EQUAL.issuperset(map(type, (*now, *value)))
+        equal = now == value and (identical or _same_elements_of_sets(now, value))
     elif kind.__module__ == "numpy" and hasattr(value, "tobytes") and not hasattr(value, "ctypes"):  # a number
         equal = now.dtype == value.dtype and now.tobytes() == value.tobytes()
     else:

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._dynamo.guards import TensorGuards
 from torch.nn.parameter import is_lazy
 
 from fxlib.runtime.submodules import local_modules
@@ -32,35 +31,6 @@ _PLAIN = frozenset({torch.Tensor, nn.Parameter, NoneType, bool, int, float, str}
 _METHODS = (FunctionType, classmethod, staticmethod, property, partialmethod)
 _HARMLESS = frozenset({"__new__", "__init__", "__repr__", "__str__", "__reduce_ex__", "__deepcopy__"})
 """Methods that no operation of a forward calls."""
-_LEAST_TOGETHER = 4
-"""Number of tensors from which on one look in C++ takes less time than one at each in Python."""
-_LOOKS = 8
-"""Number of times that the look in C++ is made anew; afterwards each tensor is looked at in Python."""
-
-
-class _Together:
-    """Tensors whose metadata TorchDynamo's guards compare in one call in C++.
-
-    They also compare what a graph does not rely on, such as `requires_grad`. So only their yes says something.
-
-    Args:
-        tensors: tensors with strides; for others, the guards would end the process.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        first: dict[int, int] = {}
-        found_at = [first.setdefault(id(each), index) for index, each in enumerate(tensors)]
-        self._distinct = list(first.values())
-        self._shared = [(index, found) for index, found in enumerate(found_at) if index != found]
-        looked_at = [tensors[index] for index in self._distinct]
-        self._guards = TensorGuards(*looked_at, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-
-    def hold(self, tensors: Sequence[Any]) -> bool:
-        """Return whether these tensors are like those before, and the same of them are one tensor."""
-        for index, found in self._shared:
-            if tensors[index] is not tensors[found]:
-                return False
-        return self._guards.check(*(map(tensors.__getitem__, self._distinct) if self._shared else tensors))
 
 
 class TensorMetadata:
@@ -83,9 +53,6 @@ class TensorMetadata:
             for each in parts.values()
         ]
         self._slots: tuple[list[dict[str, Any]], list[str]] | None = None
-        self._together: _Together | None = None
-        self._looks = _LOOKS
-        """Number of times that `_together` may still be made."""
         self._known = self._metadata_of(self._tensors())
 
     @property
@@ -96,7 +63,7 @@ class TensorMetadata:
     def rebased(self, module: nn.Module) -> TensorMetadata:
         """Return the same record for another module that stands in for the same original."""
         copied = copy.copy(self)
-        copied._root, copied._slots, copied._together = module, None, None
+        copied._root, copied._slots = module, None
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorMetadata:
@@ -107,19 +74,15 @@ class TensorMetadata:
     def changed(self) -> str:
         """Return which tensor has other metadata now, in words; empty if none does."""
         tensors = self._tensors()
-        if self._together is not None and self._together.hold(tensors):
-            return ""
         if foreign := foreign_class(tensors):
             return foreign
         now = self._metadata_of(tensors)
         if now == self._known:
-            if self._read is not None and self._looks and len(tensors) >= _LEAST_TOGETHER:
-                self._looks -= 1
-                self._together = _Together(tensors) if all(map(_has_strides, tensors)) else None
             return ""
         named = zip(self._paths, self._names, strict=True)
         names = [f"{path}.{name}".lstrip(".") for path, each in named for _, name in each]
-        changed = next(name for name, one, other in zip(names, now, self._known, strict=True) if one != other)
+        each = zip(names, zip(*now, strict=True), zip(*self._known, strict=True), strict=True)
+        changed = next(name for name, one, other in each if one != other)
         return f"class, dtype, device, shape or strides of {changed} are not what they were at capture"
 
     def _tensors(self) -> list[Any]:
@@ -132,14 +95,15 @@ class TensorMetadata:
             self._slots = [table for table, _ in found], [name for _, name in found]
         return list(map(dict.get, *self._slots))
 
-    def _metadata_of(self, tensors: list[Any]) -> list[Any]:
+    def _metadata_of(self, tensors: list[Any]) -> list[list[Any]]:
+        """Return what is compared: lists with a value for each tensor."""
         if self._read is None:
             return []
         try:
             metadata: list[Any] = list(map(self._read, tensors))
         except AttributeError:  # a tensor is None now
-            return tensors
-        return [*zip(metadata, map(_strides, tensors), strict=True)] if self._strides else metadata
+            metadata = [self._read(each) if isinstance(each, torch.Tensor) else None for each in tensors]
+        return [metadata, _strides_of(tensors)] if self._strides else [metadata]
 
 
 def foreign_class(values: Iterable[Any]) -> str:
@@ -175,12 +139,16 @@ def _tensors(module: nn.Module, table: str) -> list[tuple[str, torch.Tensor]]:
     return [(name, value) for name, value in tensors if not is_lazy(value)]
 
 
-def _has_strides(tensor: Any) -> bool:
-    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_nested
+def _strides_of(tensors: list[Any]) -> list[Any]:
+    """Return the strides of tensors, without a step of Python for each; None for what has none."""
+    try:
+        return list(map(torch.Tensor.stride, tensors))
+    except (RuntimeError, TypeError):
+        return [each.stride() if _has_strides(each) else None for each in tensors]
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    return tensor.stride() if tensor.layout is torch.strided else None
+def _has_strides(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 class TiedParameters:

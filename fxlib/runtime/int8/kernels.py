@@ -25,6 +25,7 @@ Versions: TypeAlias = Sequence[tuple[torch.Tensor, int]]
 """Weights, each with torch's count of the writes to it when it was packed."""
 _KINDS: Final = 64
 """The number of kinds of inputs that a kernel remembers."""
+_UNKNOWN: Final[Any] = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +114,21 @@ class Sum:
                 if tensor._version != version:
                     return None
             kind = x.shape, other.shape, other.stride()
-            if kind not in known:
+            if (found := known.get(kind, _UNKNOWN)) is _UNKNOWN:
                 if len(known) >= _KINDS:
                     known.clear()
-                known[kind] = self._adding(x, other)
-            return known[kind]
+                found = known[kind] = self._adding(x, other)
+            return found
 
         def run(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             if (add := added(x, other)) is None:
                 position = len(others) - 5
                 given = *others[:position], integers_of(other), *others[position:]
                 return levels_of(operator(integers_of(x), *given), *self.returns)
-            total = other.clone(memory_format=torch.preserve_format) if copies else other
-            return as_levels(add(as_integers(x), as_integers(total)), *self.returns)
+            total = as_integers(other)
+            if copies:
+                total = total.clone(memory_format=torch.preserve_format)
+            return as_levels(add(as_integers(x), total), *self.returns)
 
         return run
 
@@ -210,9 +213,14 @@ def _check_layer(layer: Layer, result: Result, kind: str, *, dimensions: int) ->
 
 
 def _is_of_images(levels: torch.Tensor) -> bool:
-    """Return whether levels are images, channels last; memory may be in both orders, and torch then takes either."""
-    is_last = levels.dim() == 4 and levels.is_contiguous(memory_format=torch.channels_last)
-    return is_last and not levels.is_contiguous()
+    """Return whether levels are images, channels last; memory may be in both orders, and torch then takes either.
+
+    Torch goes by the strides of dimensions of size one, too, when it chooses the order of a result.
+    """
+    if levels.dim() != 4 or levels.is_contiguous():
+        return False
+    _, channels, height, width = levels.shape
+    return levels.stride() == (channels * height * width, 1, channels * width, channels)
 
 
 def _point(scale: Any, zero_point: Any) -> Point:

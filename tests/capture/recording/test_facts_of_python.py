@@ -59,6 +59,10 @@ class Other(Kept):
         return self.value * 3
 
 
+class Text(str):
+    __slots__ = ()
+
+
 class Slots:
     __slots__ = ("value",)
 
@@ -111,7 +115,7 @@ class Model(Base):
         self.nest, self.flags, self.whole = [[1.0, 2.0], [3.0, 4.0]], [[True], [False]], Whole()
         self.get = self.raw.get
         self.partial = functools.partial(lambda x, table: x * table["a"], table=self.raw)
-        self.event, self.numbers = threading.Event(), [2.0]
+        self.event, self.numbers, self.modes = threading.Event(), [2.0], {"a"}
 
     def forward(self, x: torch.Tensor, options: Any = {"a": 2.0}) -> Any:  # noqa: B006 - as a program may
         return self.run[0](self, self.linear(x) * options["a"])
@@ -171,6 +175,10 @@ CHANGES: dict[str, tuple[Run, Change]] = {
     "an object in a set": (
         lambda m, x: next(x * each.value for each in m.set),
         lambda m: setattr(next(iter(m.set)), "value", 3.0),
+    ),
+    "texts in a set": (
+        lambda m, x: x * sum(2.0 if type(each) is str else 3.0 for each in m.modes),
+        lambda m: (m.modes.clear(), m.modes.add(Text("a"))),
     ),
     "lists in a star": (lambda m, x: x * next(zip(*m.nest, strict=True))[1], lambda m: m.nest[1].__setitem__(0, 9.0)),
     "lists that any looks at": (lambda m, x: -x if any(m.nest) else x, lambda m: [each.clear() for each in m.nest]),

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch import nn
 
 import fxlib
 from fxlib.errors import FxlibWarning
-from fxlib.runtime.guards import tensor_metadata
 from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata
 
 
@@ -126,38 +124,41 @@ CHANGES: dict[str, tuple[Callable[[Several], object], bool]] = {
 
 
 @pytest.mark.parametrize("change, counts", CHANGES.values(), ids=CHANGES)
-def test_a_change_is_seen_after_looks_at_all_tensors_together(
-    change: Callable[[Several], object], counts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_is_seen_and_named(change: Callable[[Several], object], counts: bool) -> None:
     model = Several()
     metadata = TensorMetadata(model, model, METADATA, strides=True)
-    assert [metadata.changed() for _ in range(3)] == ["", "", ""]
-    with monkeypatch.context() as patched:  # the looks that follow are together
-        patched.setattr(metadata, "_metadata_of", lambda _: pytest.fail("each tensor was looked at"))
-        assert not metadata.changed()
+    assert not metadata.changed()
     change(model)
     assert [bool(metadata.changed()) for _ in range(3)] == [counts] * 3
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("kind", ["csr", "nested", "sparse"])
-def test_tensors_without_strides_are_looked_at_each_by_itself(kind: str) -> None:
+def test_a_weight_that_is_gone_is_the_one_that_is_named() -> None:
     model = Several()
-    made = {"csr": lambda: torch.eye(3).to_sparse_csr(), "sparse": lambda: torch.eye(3).to_sparse()}
-    made["nested"] = lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    read = ("dtype", "device") if kind == "nested" else METADATA
-    model.mean = made[kind]()
-    metadata = TensorMetadata(model, model, read, strides=kind != "nested")
+    metadata = TensorMetadata(model, model, METADATA, strides=True)
+    model.layers[1].bias = None
+    assert "of layers.1.bias are not what they were" in metadata.changed()
+
+
+MADE: dict[str, Callable[[], torch.Tensor]] = {
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+@pytest.mark.parametrize("later", [False, True])
+def test_tensors_without_strides_are_compared_too(made: Callable[[], torch.Tensor], later: bool) -> None:
+    model = Several()
+    is_nested = made is MADE["nested"]
+    if not later:
+        model.mean = made()
+    read = ("dtype", "device", "is_nested") if is_nested else METADATA
+    metadata = TensorMetadata(model, model, read, strides=not is_nested)
     assert [metadata.changed() for _ in range(3)] == ["", "", ""]
-    model.double()
+    if later:
+        model.mean = made()
+    else:
+        model.double()
     assert metadata.changed()
-
-
-def test_what_changes_at_every_step_is_not_looked_at_together_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, made = Several(), Mock(wraps=tensor_metadata._Together)
-    metadata = TensorMetadata(model, model, ("dtype",), strides=False)
-    monkeypatch.setattr(tensor_metadata, "_Together", made)
-    for rows in range(2, 40):
-        model.mean = torch.zeros(rows, 2)
-        assert not metadata.changed()
-    assert made.call_count == tensor_metadata._LOOKS
