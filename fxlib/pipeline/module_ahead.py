@@ -24,8 +24,8 @@ from fxlib.pipeline.leaves_pushes import LeavesPushes
 from fxlib.pipeline.message import KeysOnce
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.push_period import PushPeriod
+from fxlib.pipeline.ready_results import Take, with_results
 from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
-from fxlib.pipeline.stand_ins import Take, with_results
 from fxlib.pipeline.trainers import Trainers
 from fxlib.pipeline.unchanged import Noted
 from fxlib.pipeline.updates import Block, Updates

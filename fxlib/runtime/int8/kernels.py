@@ -26,6 +26,9 @@ Versions: TypeAlias = Sequence[tuple[torch.Tensor, int]]
 _KINDS: Final = 64
 """The number of kinds of inputs that a kernel remembers."""
 _UNKNOWN: Final[Any] = object()
+"""The mark of a kind of inputs that a kernel has not met."""
+_AFTER_ADDED: Final = 5
+"""The number of arguments of a sum that come after the levels to add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class Sum:
 
         def run(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             if (add := added(x, other)) is None:
-                position = len(others) - 5
+                position = len(others) - _AFTER_ADDED
                 given = *others[:position], integers_of(other), *others[position:]
                 return levels_of(operator(integers_of(x), *given), *self.returns)
             total = as_integers(other)
@@ -244,7 +247,7 @@ def divided(computes: Function | None, args: tuple[Any, ...]) -> tuple[Sequence[
     """Return an operator's inputs, which are values of the graph, and its other arguments."""
     if computes not in (operators.conv2d_add, operators.conv2d_add_over):
         return args[:1], args[1:]
-    position = len(args) - 6
+    position = len(args) - _AFTER_ADDED - 1
     return (args[0], args[position]), (*args[1:position], *args[position + 1 :])
 
 
