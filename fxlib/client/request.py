@@ -11,12 +11,12 @@ import torch
 from torch.fx import GraphModule
 
 from fxlib import protocol, wire
-from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.client.variant_exchange import PreparedVariant, prepare_variants
 from fxlib.errors import WorkloadError
 from fxlib.passes import GraphPass, Quantize
 from fxlib.passes.infra.base import Context
+from fxlib.recipes.grad_mode import as_forwards_run
 from fxlib.recipes.recipes import RECIPES, PlanningRequest, Recipe
 from fxlib.runtime.backends import BACKENDS, installed
 from fxlib.runtime.guards.folded_weights import Mark, marks_of
@@ -138,19 +138,16 @@ class Prepared:
 def captured_of(model: Model, workload: Workload, question: Question) -> GraphModule:
     """Return the model if it is captured, else capture it; a model that cannot be traced is exported with the batches.
 
-    It is captured in the caller's grad mode. If its graph turns the recording of gradients on, no pass that uses values
-    of weights could change it; so if there are such passes, and forwards alone, it is captured as they run.
+    It is captured in the caller's grad mode, of which a profile is, too; otherwise as forwards alone run if passes use
+    values of weights.
 
     Raises:
         CaptureError: the model holds something that cannot be recorded.
     """
     captured = as_graph(model, workload.samples, contracts=workload.contracts)
-    if may_leave_gradients(captured) or not torch.is_grad_enabled() or captured is model:
-        return captured
-    if workload.mode != "forward" or question.profile is not None or not _uses_weights(captured, question):
-        return captured  # a profile is of the graph as it is captured here
-    with torch.no_grad():
-        return as_graph(model, workload.samples, contracts=workload.contracts)
+    if workload.mode == "forward" and question.profile is None and _uses_weights(captured, question):
+        return as_forwards_run(captured, model, workload, workload.contracts)
+    return captured
 
 
 def prepare(captured: GraphModule, workload: Workload, question: Question, *, ran: bool = False) -> Prepared:

@@ -38,6 +38,7 @@ from fxlib.passes.infra.base import Context, Invariants, Preserves
 from fxlib.passes.infra.diff import code_of, diff_of
 from fxlib.passes.infra.edit import differs, working_copy
 from fxlib.reasons import Reason
+from fxlib.recipes.grad_mode import as_forwards_run
 from fxlib.runtime import CapturedModule, is_call, is_issue
 from fxlib.runtime.guards.folded_weights import relies_on_weights
 from fxlib.runtime.ops.registry import CREATIONS
@@ -269,7 +270,8 @@ def optimize(
 
     Args:
         model: a module, captured or not, a graph of torch.fx, or an exported program. A model that is not a graph is
-            captured; one that cannot be traced is exported with the workload's batches.
+            captured; one that cannot be traced is exported with the workload's batches. If the workload says that only
+            forwards run, and passes use the values of weights, it is captured as forwards run (`as_forwards_run`).
         recipe: a recipe, or the name of one.
         contracts: see `PlanningRequest`.
         assume: see `PlanningRequest`.
@@ -284,6 +286,9 @@ def optimize(
     graph = as_graph(model, () if workload is None else workload.samples, contracts=known)
     request = PlanningRequest(contracts=contracts or {}, assume=assume, profile=profile, workload=workload)
     chosen = Recipe(name="disabled", passes=()) if disabled() else get(recipe)
+    uses_weights = any("weights" in each.needs for each in chosen.passes)
+    if workload is not None and workload.mode == "forward" and profile is None and uses_weights:
+        graph = as_forwards_run(graph, model, workload, known)
     rewrite = chosen.run(graph, request)
     rewrite.module.meta["rewrite"] = rewrite
     if workload is None or not workload.variants or disabled():

@@ -14,7 +14,7 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from operator import getitem
 from typing import Any, Final, TypeVar
@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.backends import BACKENDS, Backend, installed
+from fxlib.runtime.lookups import are_rows, lookup_of
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[
     for node in part:
         values[node] = body.node_copy(node, values.__getitem__)
     body.output(tuple(values[each] for each in used))
-    made = Part(over(module, body), part)
+    made = Part(over(module, body), part, _rows_of_ids(module, part, taken))
     function = _function(made, f"part_{len(copied)}")
     call = graph.call_function(function, tuple(copied[each] for each in taken))
     # If a part fails, calls that stand before its last node in program order are waited for first.
@@ -123,11 +124,32 @@ def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[
     return made
 
 
+def _rows_of_ids(module: GraphModule, part: Sequence[Node], taken: Sequence[Node]) -> dict[int, int] | None:
+    """Return how many rows there are for the ids among a part's inputs, by the input's index.
+
+    It is None if the part computes ids itself, which nobody can check before it runs.
+    """
+    found: dict[int, int] = {}
+    for node in part:
+        if (lookup := lookup_of(module, node)) is None:
+            continue
+        if lookup.ids not in taken:
+            return None
+        index = taken.index(lookup.ids)
+        found[index] = min(lookup.table.shape[0], found.get(index, lookup.table.shape[0]))
+    return found
+
+
 def over(module: GraphModule, graph: Graph) -> GraphModule:
-    """Return a module that runs a graph over another module's state, which the two share now and later."""
+    """Return a module that runs a graph over another module's state, which the two share now and later.
+
+    It has plain tensors of the other one as they are now: a part that has some is for weights that do not change.
+    """
     made = GraphModule(nn.Module(), Graph(), type(module).__name__)
     for table in _TABLES:
         made.__dict__[table] = module.__dict__[table]
+    constants = {str(node.target) for node in graph.find_nodes(op="get_attr")} & module.__dict__.keys()
+    made.__dict__.update({name: module.__dict__[name] for name in constants})
     made.training = module.training
     made.graph = graph
     return made
@@ -156,9 +178,17 @@ class Part:
             computes the part as it is, and the values of the call.
     """
 
-    def __init__(self, module: GraphModule, nodes: Sequence[Node]) -> None:
-        """Take a module that computes the part, and the nodes of the graph for which the part stands."""
+    def __init__(self, module: GraphModule, nodes: Sequence[Node], rows_of_ids: Mapping[int, int] | None) -> None:
+        """Make a part, which is not compiled yet.
+
+        Args:
+            module: computes the part as it is.
+            nodes: the nodes of the graph for which the part stands.
+            rows_of_ids: the number of rows that the ids among its inputs may name, by the input's index; None if it
+                looks rows up by ids of its own.
+        """
         self._module = module
+        self._rows_of_ids = tuple((rows_of_ids or {}).items())
         self.first, self.nodes, self.name = nodes[0].name, len(nodes), str(nodes[0].meta[BACKEND])
         self.compile_s, self.problem, self.limit_s = 0.0, "", _COMPILING_S
         self.watch: Callable[[Callable[..., Any], nn.Module, tuple[Any, ...]], None] | None = None
@@ -167,6 +197,8 @@ class Part:
         if self._backend is None or installed(self._backend.name) != self.name:
             here = (installed(self._backend.name) if self._backend else "") or "it is not installed here"
             self._give_up(f"the graph was measured with {self.name}, and {here}")
+        elif rows_of_ids is None:
+            self._give_up("it looks rows up by ids that it computes itself")
 
     def leave(self, why: str = "") -> None:
         """Run the part as it is from now on; `why` says what the problem is, if there is one."""
@@ -185,8 +217,8 @@ class Part:
             self._compiled[key] = self._compile(backend, values, results)
             return results
         compiled = self._compiled[key]
-        if compiled is None:
-            return self._module.forward(*values)
+        if compiled is None or not all(are_rows(values[index], rows) for index, rows in self._rows_of_ids):
+            return self._module.forward(*values)  # it raises for an id that is no row
         if self.watch is not None:
             watch, self.watch = self.watch, None
             watch(compiled, self._module, values)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import warnings
+from typing import Literal
 
 import pytest
 import torch
@@ -96,6 +98,33 @@ def test_optimize_hands_the_module_over_with_its_rewrite() -> None:
     module = fxlib.optimize(sample())
     assert names(module) == ["found_issue", "dense", "found"]
     assert module.meta["rewrite"].module is module
+
+
+class Rotated(nn.Module):
+    """Computes a part without gradients, as a rotary embedding does, and has a norm to fold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            turned = x.cos()
+        return self.norm(self.linear(x)) * turned
+
+
+@pytest.mark.parametrize("mode, folds", [("forward", True), (None, False)])
+def test_forwards_alone_are_captured_as_they_run_if_passes_use_weights(
+    mode: Literal["forward"] | None, folds: bool
+) -> None:
+    model, x = Rotated().eval(), torch.randn(8, 4)
+    workload = None if mode is None else Workload.describe([x], mode=mode)
+    rewritten = fxlib.optimize(model, "inference", workload=workload)
+    assert rewritten.meta["rewrite"].changed is folds
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        torch.testing.assert_close(rewritten(x), model(x))
+    assert torch.equal(rewritten(x), model(x))
+    assert fxlib.optimize(captured := fxlib.capture(model), "inference", workload=workload) is captured
 
 
 def test_structured_inputs_and_outputs_survive() -> None:

@@ -148,10 +148,11 @@ def test_a_backup_that_is_killed_is_no_backup_and_the_next_one_is_whole(place: P
         took_s, halves = time.monotonic() - began, 0
         for number in range(6):
             to = tmp_path / f"backup-{number}"
-            killed_after(choose.uniform(0.0, took_s), "backup", log, str(to), *place.options)
-            halves += to.with_name(f"{to.name}.unfinished").exists()
+            unfinished = to.with_name(f"{to.name}.unfinished")
+            killed(choose, took_s, "backup", log, str(to), *place.options, once=unfinished if number % 2 else None)
+            halves += unfinished.exists()
             client.submit(name=f"meanwhile-{number}")
-            for folder in (to, to.with_name(f"{to.name}.unfinished")):
+            for folder in (to, unfinished):
                 if folder != to or not folder.exists():
                     with pytest.raises(FxlibError, match="it is no backup, or one that was not finished"):
                         backup.restore(Config(data=tmp_path / "nothing"), folder)
@@ -175,8 +176,8 @@ def test_a_restore_that_is_killed_is_no_service_s_and_is_run_again(place: Place,
     took_s, halves = time.monotonic() - began, 0
     for number in range(4):
         new = place.other(f"new-{number}")
-        for _ in range(2):
-            killed_after(choose.uniform(0.0, took_s), "restore", log, str(to), *new.options)
+        for restoring in (None, new.folder / "restoring"):
+            killed(choose, took_s, "restore", log, str(to), *new.options, once=restoring)
             if (new.folder / "restoring").exists():
                 halves += 1
                 with pytest.raises(FxlibError, match="was being restored"):
@@ -188,9 +189,17 @@ def test_a_restore_that_is_killed_is_no_service_s_and_is_run_again(place: Place,
         check_answers(client, jobs)
 
 
-def killed_after(seconds: float, command: str, log: Path, *arguments: str) -> None:
+def killed(
+    choose: random.Random, took_s: float, command: str, log: Path, *arguments: str, once: Path | None = None
+) -> None:
+    """Start a command, and kill it after a random part of the time that it takes, or soon after `once` is there."""
     process = Module("fxlib_service", command, *arguments, log=log)
-    time.sleep(seconds)
+    if once is None:
+        time.sleep(choose.uniform(0.0, took_s))
+    else:
+        while process.is_running() and not once.exists():
+            time.sleep(0.001)
+        time.sleep(choose.uniform(0.0, took_s / 100))
     process.end(signal.SIGKILL)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from fxlib.reasons import Declined, Reason
 from fxlib.runtime import int8
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.backends import BACKENDS, installed
+from fxlib.runtime.lookups import Lookup, lookup_of
 from fxlib.runtime.lowering import ASSERTION, BACKEND, inputs_and_results
 from fxlib.runtime.ops.registry import OPERATORS
 from fxlib.runtime.submodules import submodule
@@ -42,6 +43,10 @@ _BY_VALUE = frozenset(
 _BY_SIZES = frozenset({"select", "narrow"})
 """Names of operators that raise by the sizes of their tensor and by numbers, and by nothing else."""
 _DIVISIONS = frozenset({"floordiv", "truediv", "mod", "floor_divide", "remainder", "fmod"})
+_MOVABLE = (Part.LOCAL, Part.STATE)
+"""The parts that nodes play which may change places where their dependencies allow it."""
+_LARGEST_TABLE = 128 << 20
+"""Size in bytes of the largest table that is compiled into a part: it is in memory twice then, to read a few rows."""
 _DROPOUT = nn.modules.dropout._DropoutNd
 
 
@@ -50,11 +55,12 @@ class Lower(GraphPass):
     """Give local work to a compiler: each section between two calls, blocks or opaque callables is one part.
 
     No node leaves the stretch between two calls in which it stands, so no part ties work before a wait to work behind
-    it. Within one, where that joins parts, nodes that no part can have come first, as an embedding does, which raises
-    for some ids; and weights are read just before they are used, which makes them the part's own. Compiled code does
-    not travel: the worker compiles parts for its trial, the launcher for its own run, on the first forward of each kind
-    of inputs. A part that cannot be compiled, or not by the version of the compiler that was measured, runs uncompiled,
-    with a warning.
+    it. Within one, where that joins parts, nodes that no part can have come first, as a gather does, which raises for
+    some values; and weights are read just before they are used, which makes them the part's own. A part may look rows
+    up by ids that it is given: these are checked before it runs, and for an id that is no row the program itself runs.
+    Compiled code does not travel: the worker compiles parts for its trial, the launcher for its own run, on the first
+    forward of each kind of inputs. A part that cannot be compiled, or not by the version of the compiler that was
+    measured, runs uncompiled, with a warning.
     The pass must come last: a node that a later pass moves between the nodes of a part divides the part.
     """
 
@@ -89,7 +95,7 @@ class Lower(GraphPass):
         if found.blocked is not None:
             first = next(iter(module.graph.nodes))
             return PassResult(module, changes=0, declined=(Declined(node=first.name, reason=found.blocked),))
-        if keeps_weights and (order := found.joining(context.get(Dependencies))):
+        if keeps_weights and (order := found.joining(context.get(Dependencies), self.least_nodes)):
             arrange(order)
             found = _Search(module, context.get(Effects), keeps_weights=keeps_weights)
         parts = self._parts(found)
@@ -101,7 +107,7 @@ class Lower(GraphPass):
 
     def _parts(self, search: _Search) -> list[Sequence[Node]]:
         """Return the parts that are large enough."""
-        return [each for each in search.parts() if sum(node.op != "get_attr" for node in each) >= self.least_nodes]
+        return [each for each in search.parts() if _operators_in(each) >= self.least_nodes]
 
 
 class _Search:
@@ -136,27 +142,53 @@ class _Search:
                     brought = True
         return brought
 
-    def joining(self, dependencies: Dependencies) -> Sequence[Node]:
+    def joining(self, dependencies: Dependencies, least_nodes: int) -> Sequence[Node]:
         """Return the nodes in an order that joins parts; empty if none does.
 
-        Between two nodes that are not local, those that no part takes come as early as all that they depend on.
+        Between two nodes that are neither local nor weights, those that no part takes come as early as all that they
+        depend on, and what none of them depends on comes last.
+
+        Args:
+            dependencies: of the graph.
+            least_nodes: the minimum number of operators in a part.
         """
         nodes, behaviours = self._effects.nodes, self._effects.behaviours
         order: list[int] = []
-        for is_local, stretch in itertools.groupby(range(len(nodes)), lambda at: behaviours[at].part is Part.LOCAL):
+        for moves, stretch in itertools.groupby(range(len(nodes)), lambda at: behaviours[at].part in _MOVABLE):
             positions = list(stretch)
-            order.extend(self._sorted(positions, dependencies) if is_local else positions)
-        before, after = ([self._is_of_a_part(nodes[at]) for at in each] for each in (range(len(nodes)), order))
-        joins = _count_of_runs(after) < _count_of_runs(before)
-        return [nodes[at] for at in order] if joins else []
+            order.extend(self._sorted(positions, dependencies) if moves else positions)
+        found = [nodes[at] for at in order]
+        (runs_before, parts_before), (runs, parts) = (self._runs(each, least_nodes) for each in (nodes, found))
+        return found if runs < runs_before or 0 < parts < parts_before else []
+
+    def _runs(self, nodes: Sequence[Node], least_nodes: int) -> tuple[int, int]:
+        """Return how many runs of nodes there are of which parts take all or none, and how many are large parts."""
+        runs = [(takes, list(each)) for takes, each in itertools.groupby(nodes, self._is_of_a_part)]
+        return len(runs), sum(takes and _operators_in(each) >= least_nodes for takes, each in runs)
 
     def _sorted(self, stretch: Sequence[int], dependencies: Dependencies) -> list[int]:
         """Return the positions of a stretch, those of parts in runs that are as long as the dependencies allow."""
         within = set(stretch)
-        left = {at: {each for each in dependencies.sources(at) if each in within} for at in stretch}
+        sources = {at: {each for each in dependencies.sources(at) if each in within} for at in stretch}
+        early = self._needed_outside_of_parts(stretch, sources)
+        first = self._in_long_runs([at for at in stretch if at in early], sources)
+        return [*first, *(at for at in stretch if at not in early)]
+
+    def _needed_outside_of_parts(self, stretch: Sequence[int], sources: Mapping[int, set[int]]) -> set[int]:
+        """Return the positions of nodes that no part takes, of ids by which parts look rows up, and of all before."""
+        nodes, index = self._effects.nodes, self._effects.index
+        found = {at for at in stretch if not self._is_of_a_part(nodes[at])}
+        found |= {index[each.ids] for at in stretch if (each := self._lookup(nodes[at])) is not None} & sources.keys()
+        for at in reversed(stretch):
+            if at in found:
+                found |= sources[at]
+        return found
+
+    def _in_long_runs(self, stretch: Sequence[int], sources: Mapping[int, set[int]]) -> list[int]:
+        left = {at: set(sources[at]) for at in stretch}
         users = defaultdict[int, list[int]](list)
-        for at, sources in left.items():
-            for each in sources:
+        for at, before in left.items():
+            for each in before:
                 users[each].append(at)
         ready: tuple[list[int], list[int]] = ([], [])
         order: list[int] = []
@@ -211,12 +243,14 @@ class _Search:
         """Return the nodes that must be left out.
 
         Values used behind a part have memory of their own, since the compiler allocates it, and nothing writes to it
-        there: autograd may have saved other memory than it would have. A part writes only to memory that it has made.
+        there: autograd may have saved other memory than it would have. A part writes only to memory that it has made,
+        and looks rows up by ids that it is given.
         """
         taken, used = inputs_and_results(part)
         aliases, inside = self._effects.aliases, set(part)
         foreign = {aliases.of(each) for each in taken} | aliases.outside()
-        found, seen = set[Node](), set(foreign)
+        seen = set(foreign)
+        found = inside.intersection(each.ids for each in map(self._lookup, part) if each is not None)
         for node in used:
             memory = aliases.of(node)
             if node.op == "get_attr" or memory in seen or _is_plain(node) or not self._writers[memory] <= inside:
@@ -244,16 +278,27 @@ class _Search:
         name = str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
         name = name.partition(".")[0]
         safe = _divides_by_literal(node, name) or _raises_by_sizes(node, name) or node.target is ASSERTION
+        safe = safe or self._lookup(node) is not None
         if (operator.raises and not safe) or name in _BY_VALUE:
             return False
         weights = operator.state
         return self._steadiness is None or not weights or self._steadiness.refusal(node, weights) is None
 
+    def _lookup(self, node: Node) -> Lookup | None:
+        """Return the lookup that a node is, if a part may take it; None if it is none."""
+        found = None if self._steadiness is None else lookup_of(self._module, node)
+        if found is None or found.table.nbytes > _LARGEST_TABLE:
+            return None
+        return found if found.weight is None or self._takes_weight(found.weight) else None
+
     def _takes_weight(self, node: Node) -> bool:
         target = str(node.target)
         held = attribute(self._module, target)
-        if not isinstance(held, torch.Tensor) or target.partition(".")[0] in vars(self._module):
+        if not isinstance(held, torch.Tensor):
             return False
+        root, is_deep, _ = target.partition(".")
+        if root in vars(self._module) and (is_deep or self._steadiness is None):
+            return False  # it may be replaced, and nothing would show that
         return self._steadiness is None or self._steadiness.refusal(node, (held,)) is None
 
     def _writes_nothing(self, node: Node) -> bool:
@@ -269,8 +314,8 @@ class _Search:
         return node.op == "call_function" and arguments_of(node).get("training") is False
 
 
-def _count_of_runs(taken: Sequence[bool]) -> int:
-    return sum(is_taken for is_taken, _ in itertools.groupby(taken))
+def _operators_in(part: Iterable[Node]) -> int:
+    return sum(node.op != "get_attr" for node in part)
 
 
 def _attributes_before(node: Node) -> Iterator[Node]:

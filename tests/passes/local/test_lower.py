@@ -192,17 +192,30 @@ def test_parts_of_an_exported_graph_have_their_weights_as_their_own(copies: Copi
     assert held == [1, 1]
 
 
-def test_a_lookup_that_raises_for_some_ids_comes_first_where_that_joins_parts(
+class Gathering(Tied):
+    """A weight in two operators, with one between them that no part takes, since it raises for some ids."""
+
+    @override
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        x = F.linear(x, self.weight).relu().tanh() + self.table.weight.gather(0, ids)
+        return F.linear(x, self.weight).relu().tanh()
+
+
+IDS = torch.tensor([[3, 5, 0, 7], [1, 1, 2, 6]])
+
+
+def test_what_raises_for_some_ids_comes_first_where_that_joins_parts(
     copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "keeps_weights", True)
-    model, inputs = Tied().eval(), (torch.randn(2, 4), torch.tensor([3, 5]))
+    model, inputs = Gathering().eval(), (torch.randn(2, 4), IDS)
     with torch.no_grad():
         module = lowered(as_graph(torch.export.export(model, inputs), ()).eval())
-        assert next(each.target for each in module.graph.nodes if each.op == "call_function") is LOOKUP
+        gather = torch.ops.aten.gather.default
+        assert next(each.target for each in module.graph.nodes if each.op == "call_function") is gather
         assert torch.equal(module(*inputs), model(*inputs))
-        with pytest.raises(IndexError):
-            module(inputs[0], torch.tensor([3, 99]))
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            module(inputs[0], 99 * IDS)
     assert len(copies.compiled) == 1
     assert len(list(parts_of(module.graph))) == 1
 
@@ -210,7 +223,7 @@ def test_a_lookup_that_raises_for_some_ids_comes_first_where_that_joins_parts(
 def test_parts_stay_between_calls_where_they_are_joined(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "keeps_weights", True)
 
-    class Two(Tied):
+    class Two(Gathering):
         @override
         def forward(self, x: Tensor, ids: Tensor) -> Tensor:
             x = super().forward(x, ids)
@@ -219,10 +232,121 @@ def test_parts_stay_between_calls_where_they_are_joined(copies: Copies, monkeypa
 
     with torch.no_grad():
         module = lowered(Two().eval())
-    names = [str(node.target) for node in module.graph.nodes if node.op in ("call_function", "call_module")]
+    names = [str(node.target) for node in module.graph.nodes if node.op.startswith("call_")]
     call = next(index for index, name in enumerate(names) if "remote_call" in name)
-    assert [index for index, name in enumerate(names) if name == "table"] == [0, call + 1]
+    assert [index for index, name in enumerate(names) if name == "gather"] == [0, call + 1]
     assert len(list(parts_of(module.graph))) == 2
+
+
+class Looking(nn.Module):
+    """Looks the rows of tokens and of their positions up, as encoders do, which gather the kinds of tokens, too."""
+
+    numbers: Tensor
+
+    def __init__(self, max_norm: float | None = None) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(8, 4, max_norm=max_norm), nn.Embedding(16, 4)
+        self.kinds, self.linear = nn.Embedding(2, 4), nn.Linear(4, 4)
+        self.register_buffer("numbers", torch.arange(16))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        numbers = self.numbers[: ids.shape[1]]
+        kinds = torch.zeros(16, dtype=torch.long).gather(0, numbers).expand(ids.shape)
+        x = self.words(ids) + F.embedding(kinds, self.kinds.weight) + self.positions(numbers)
+        return self.linear(x.relu()).tanh()
+
+
+FORMS = {
+    "traced": fxlib.capture,
+    "exported": lambda model: as_graph(torch.export.export(model, (torch.tensor([[1, 7, 0]]),)), ()).eval(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_part_looks_rows_up_by_ids_that_it_is_given_and_are_rows(
+    form: str, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+    model, ids = Looking().eval(), torch.tensor([[1, 7, 0]])
+    with torch.no_grad():
+        module = lowered(FORMS[form](model))
+        assert [each.meta.get("backend") for each in module.graph.nodes if "gather" in each.name] == [None]
+        for each in (ids, ids.flip(1), ids - ids):
+            assert torch.equal(module(each), model(each))
+        assert (len(copies.compiled), copies.runs) == (1, 3)  # the first one compares the results
+        operators = [each.name for each in copies.compiled[0].graph.nodes if each.op.startswith("call_")]
+        assert sum(each.startswith(("embedding", "words", "positions")) for each in operators) == 3
+        for wrong in (ids + 1, ids - 1):
+            with pytest.raises(IndexError):
+                module(wrong)
+        assert torch.equal(module(ids), model(ids))
+    assert copies.runs == 4
+
+
+def test_lookups_that_write_and_those_in_large_tables_or_by_ids_of_a_part_s_own_are_in_no_part(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+    ids = torch.tensor([[1, 7, 0]])
+
+    def in_parts(model: nn.Module) -> set[str]:
+        with torch.no_grad():
+            module = lowered(model.eval())
+            assert torch.equal(module(ids), model(ids))
+        return {str(each.target) for part in parts_of(module.graph) for each in part if each.op == "call_module"}
+
+    assert in_parts(Looking()) >= {"words", "positions"}
+    assert "words" not in in_parts(Looking(max_norm=1.0))
+
+    class Coded(Looking):
+        @override
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.linear(self.words(ids)).relu().tanh()
+            return self.linear(self.kinds(x.argmax(-1) % 2).relu()).tanh()
+
+    parts = list(parts_of(lowered(Coded().eval()).graph))
+    for part in parts:
+        for node in part:
+            assert node.target != "kinds" or node.args[0] not in part
+    monkeypatch.setattr("fxlib.passes.local.lower._LARGEST_TABLE", 8 * 4 * 4 - 1)
+    assert in_parts(Looking()) & {"words", "positions", "kinds"} == set()
+
+
+def test_a_received_part_that_looks_rows_up_by_ids_of_its_own_runs_as_it_is(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+    with torch.no_grad():
+        module = fxlib.capture(model := Looking().eval())
+        for node in module.graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                node.meta["backend"] = backends.installed("copies")
+        module.recompile()
+        ids = torch.tensor([[1, 7, 0]])
+        with pytest.warns(FxlibWarning, match="looks rows up by ids that it computes itself"):
+            assert torch.equal(module(ids), model(ids))
+    assert not copies.compiled
+
+
+def test_constants_are_a_part_s_own_where_weights_are_compiled_in(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * torch.tensor([1.0, 2.0])).tanh() + torch.tensor(0.5)
+
+    x = torch.randn(3, 2)
+    with torch.no_grad():
+        module = lowered(as_graph(torch.export.export(Shifted(), (x,)), ()).eval())
+        assert torch.equal(module(x), Shifted()(x))
+        (part,) = copies.compiled
+        assert sum(each.op == "placeholder" for each in part.graph.nodes) == 1
+        name = next(str(each.target) for each in part.graph.nodes if each.op == "get_attr")
+        setattr(module, name, torch.tensor([3.0, 3.0]))
+        with pytest.warns(FxlibWarning, match="weights from which it was computed were replaced"):
+            module(x)
 
 
 def test_an_exported_graph_whose_parts_are_too_small_stays_as_it_is(copies: Copies) -> None:
