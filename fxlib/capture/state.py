@@ -108,8 +108,11 @@ def _forget_cached(module: nn.Module, known: Collection[str]) -> None:
 
 
 def _generator_state(value: Any) -> Any:
-    """Return the state of a random generator of Python or NumPy, and None for any other value."""
-    if isinstance(value, random.Random):
+    """Return the state of a random generator of Python or NumPy, and None for any other value.
+
+    Nothing of the program runs for it, as `isinstance` would run an object's own `__getattribute__`.
+    """
+    if issubclass(type(value), random.Random):
         return value.getstate()
     bits = getattr(value, "bit_generator", None) if type(value).__module__.startswith("numpy.random") else None
     return None if bits is None else bits.state

@@ -52,6 +52,40 @@ def test_a_small_model_takes_no_more_than_a_few_times_that_of_stock_tracing() ->
     assert ours < 10 * stock  # about 3 on a quiet machine
 
 
+class Settings:
+    """An object whose attributes are read by a method of its own, as the configurations of transformers' models are."""
+
+    scale = 2.0
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name)
+
+
+class Deciding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Settings()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.settings.scale if x.sum().shape == () else x
+
+
+def test_a_model_whose_settings_have_a_way_of_their_own_to_be_read_is_exported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fxlib.capture(nn.ReLU(), sample_inputs=(torch.ones(3),), how="export")  # imports run finders of pytest's
+    exported, export = list[nn.Module](), torch.export.export
+
+    def counted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        exported.append(module)
+        return export(module, *args, **kwargs)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    captured = fxlib.capture(Deciding(), sample_inputs=(torch.ones(3),), how="export")
+    assert torch.equal(captured(torch.ones(3)), 2.0 * torch.ones(3))
+    assert len(exported) == 1
+
+
 def test_the_time_grows_with_the_number_of_remote_calls_alone() -> None:
     def calling(count: int) -> Any:
         return lambda x: sum(rpc_sync(f"ps{i % 2}", servers.lookup, ("t", x)) for i in range(count))
