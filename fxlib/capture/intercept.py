@@ -46,11 +46,16 @@ class Interception:
         code = function.__code__
         original = FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
         original.__defaults__, original.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-        replacement = replace(original)
+        replacement: Call | None = replace(original)
 
         def redirection(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return (replacement if is_capturing() else original)(*args, **kwargs)
+            return (original if replacement is None or not is_capturing() else replacement)(*args, **kwargs)
 
+        def forget() -> None:  # whoever keeps the code, as a profiler does, is not to keep what the capture has made
+            nonlocal replacement
+            replacement = None
+
+        self._undo.callback(forget)
         self._undo.callback(setattr, function, "__code__", code)
         function.__code__ = _code_that_calls(redirection, code)
 
