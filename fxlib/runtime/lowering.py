@@ -327,4 +327,8 @@ def _is_laid_out_otherwise(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _laid_out(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     if value.stride() == stride:
         return value
-    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+    once = value  # of what is expanded, one element stands for all
+    for dim, step in enumerate(stride):
+        once = once.narrow(dim, 0, 1) if step == 0 and value.shape[dim] > 1 else once
+    made = torch.empty_strided(once.shape, stride, dtype=value.dtype, device=value.device)
+    return made.copy_(once).expand(value.shape)

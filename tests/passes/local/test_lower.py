@@ -14,9 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed import rpc
-from torch.fx import GraphModule
 from torch.nn import functional as F
-from typing_extensions import override
 
 import fxlib
 from fxlib import wire
@@ -26,46 +24,15 @@ from fxlib.config import CACHE
 from fxlib.errors import FxlibWarning, PassError, WireError
 from fxlib.passes import Lower, SplitCalls
 from fxlib.recipes.recipes import Recipe
-from fxlib.runtime import CapturedModule, backends
+from fxlib.runtime import backends
 from fxlib.runtime.lowering import parts_of
 from fxlib.utils.compare import relative_error
+from tests.passes.local.copies import Copies, lowered
 from tests.random_programs.programs import random_program
 from tests.random_programs.running import differences, outcome
 from tests.random_programs.simulation import count, simulated
 
 pytestmark = pytest.mark.slow
-
-LOOKUP = torch.ops.aten.embedding.default
-
-
-class Copies:
-    """A compiler that makes nothing of a part but results with memory of their own, as all compilers may."""
-
-    name, package, keeps_weights = "copies", "torch", False
-
-    def __init__(self) -> None:
-        self.compiled: list[GraphModule] = []
-        self.runs = 0
-
-    def compile(self, part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
-        assert isinstance(part, GraphModule)
-        self.compiled.append(part)
-
-        def run(*values: Any) -> Any:
-            self.runs += 1
-            return self.results(part(*values))
-
-        return run
-
-    def results(self, found: tuple[Tensor, ...]) -> Any:
-        return tuple(each.clone() for each in found)
-
-
-@pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
-    made = Copies()
-    monkeypatch.setitem(backends.BACKENDS, made.name, made)
-    return made
 
 
 class Tower(nn.Module):
@@ -80,14 +47,6 @@ class Tower(nn.Module):
         x = self.rectify(self.norm(self.first(x)))
         x = F.adaptive_avg_pool2d(x, 1).flatten(1)
         return self.second(self.drop(x)) * x.shape[1]
-
-
-def lowered(model: nn.Module, backend: str = "copies", **options: Any) -> CapturedModule:
-    captured = model if isinstance(model, CapturedModule) else fxlib.capture(model)
-    recipe = Recipe(name="lowered", passes=(Lower(backend=backend, **options),))
-    made = recipe.run(captured).module
-    assert isinstance(made, CapturedModule)
-    return made
 
 
 @pytest.fixture
@@ -167,193 +126,6 @@ def test_assertions_of_an_export_do_not_divide_a_part_and_are_not_compiled(copie
         assert len(list(parts_of(module.graph))) == 1
         assert all(torch.equal(module(x), Converts()(x)) for _ in range(2))
     assert len(copies.compiled) == 1
-
-
-class Tied(nn.Module):
-    """One weight in two operators, with an operator between them that no part takes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.table = nn.Parameter(torch.randn(4, 4)), nn.Embedding(8, 4)
-
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        x = F.linear(x, self.weight).relu().tanh() + self.table(ids)
-        return F.linear(x, self.weight).relu().tanh()
-
-
-def test_parts_of_an_exported_graph_have_their_weights_as_their_own(copies: Copies) -> None:
-    model, inputs = Tied().eval(), (torch.randn(2, 4), torch.tensor([3, 5]))
-    with torch.no_grad():
-        module = lowered(as_graph(torch.export.export(model, inputs), ()))
-        assert torch.equal(module(*inputs), model(*inputs))
-    taken = [sum(each.op == "placeholder" for each in part.graph.nodes) for part in copies.compiled]
-    held = [sum(each.op == "get_attr" for each in part.graph.nodes) for part in copies.compiled]
-    assert taken == [1, 2]
-    assert held == [1, 1]
-
-
-class Gathering(Tied):
-    """A weight in two operators, with one between them that no part takes, since it raises for some ids."""
-
-    @override
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        x = F.linear(x, self.weight).relu().tanh() + self.table.weight.gather(0, ids)
-        return F.linear(x, self.weight).relu().tanh()
-
-
-IDS = torch.tensor([[3, 5, 0, 7], [1, 1, 2, 6]])
-
-
-def test_what_raises_for_some_ids_comes_first_where_that_joins_parts(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copies, "keeps_weights", True)
-    model, inputs = Gathering().eval(), (torch.randn(2, 4), IDS)
-    with torch.no_grad():
-        module = lowered(as_graph(torch.export.export(model, inputs), ()).eval())
-        gather = torch.ops.aten.gather.default
-        assert next(each.target for each in module.graph.nodes if each.op == "call_function") is gather
-        assert torch.equal(module(*inputs), model(*inputs))
-        with pytest.raises(RuntimeError, match="out of bounds"):
-            module(inputs[0], 99 * IDS)
-    assert len(copies.compiled) == 1
-    assert len(list(parts_of(module.graph))) == 1
-
-
-def test_parts_stay_between_calls_where_they_are_joined(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "keeps_weights", True)
-
-    class Two(Gathering):
-        @override
-        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-            x = super().forward(x, ids)
-            x = x + rpc.rpc_sync("server", torch.neg, (x,))
-            return super().forward(x, ids)
-
-    with torch.no_grad():
-        module = lowered(Two().eval())
-    names = [str(node.target) for node in module.graph.nodes if node.op.startswith("call_")]
-    call = next(index for index, name in enumerate(names) if "remote_call" in name)
-    assert [index for index, name in enumerate(names) if name == "gather"] == [0, call + 1]
-    assert len(list(parts_of(module.graph))) == 2
-
-
-class Looking(nn.Module):
-    """Looks the rows of tokens and of their positions up, as encoders do, which gather the kinds of tokens, too."""
-
-    numbers: Tensor
-
-    def __init__(self, max_norm: float | None = None) -> None:
-        super().__init__()
-        self.words, self.positions = nn.Embedding(8, 4, max_norm=max_norm), nn.Embedding(16, 4)
-        self.kinds, self.linear = nn.Embedding(2, 4), nn.Linear(4, 4)
-        self.register_buffer("numbers", torch.arange(16))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        numbers = self.numbers[: ids.shape[1]]
-        kinds = torch.zeros(16, dtype=torch.long).gather(0, numbers).expand(ids.shape)
-        x = self.words(ids) + F.embedding(kinds, self.kinds.weight) + self.positions(numbers)
-        return self.linear(x.relu()).tanh()
-
-
-FORMS = {
-    "traced": fxlib.capture,
-    "exported": lambda model: as_graph(torch.export.export(model, (torch.tensor([[1, 7, 0]]),)), ()).eval(),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_part_looks_rows_up_by_ids_that_it_is_given_and_are_rows(
-    form: str, copies: Copies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copies, "keeps_weights", True)
-    model, ids = Looking().eval(), torch.tensor([[1, 7, 0]])
-    with torch.no_grad():
-        module = lowered(FORMS[form](model))
-        assert [each.meta.get("backend") for each in module.graph.nodes if "gather" in each.name] == [None]
-        for each in (ids, ids.flip(1), ids - ids):
-            assert torch.equal(module(each), model(each))
-        assert (len(copies.compiled), copies.runs) == (1, 3)  # the first one compares the results
-        operators = [each.name for each in copies.compiled[0].graph.nodes if each.op.startswith("call_")]
-        assert sum(each.startswith(("embedding", "words", "positions")) for each in operators) == 3
-        for wrong in (ids + 1, ids - 1):
-            with pytest.raises(IndexError):
-                module(wrong)
-        assert torch.equal(module(ids), model(ids))
-    assert copies.runs == 4
-
-
-def test_lookups_that_write_and_those_in_large_tables_or_by_ids_of_a_part_s_own_are_in_no_part(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copies, "keeps_weights", True)
-    ids = torch.tensor([[1, 7, 0]])
-
-    def in_parts(model: nn.Module) -> set[str]:
-        with torch.no_grad():
-            module = lowered(model.eval())
-            assert torch.equal(module(ids), model(ids))
-        return {str(each.target) for part in parts_of(module.graph) for each in part if each.op == "call_module"}
-
-    assert in_parts(Looking()) >= {"words", "positions"}
-    assert "words" not in in_parts(Looking(max_norm=1.0))
-
-    class Coded(Looking):
-        @override
-        def forward(self, ids: Tensor) -> Tensor:
-            x = self.linear(self.words(ids)).relu().tanh()
-            return self.linear(self.kinds(x.argmax(-1) % 2).relu()).tanh()
-
-    parts = list(parts_of(lowered(Coded().eval()).graph))
-    for part in parts:
-        for node in part:
-            assert node.target != "kinds" or node.args[0] not in part
-    monkeypatch.setattr("fxlib.passes.local.lower._LARGEST_TABLE", 8 * 4 * 4 - 1)
-    assert in_parts(Looking()) & {"words", "positions", "kinds"} == set()
-
-
-def test_a_received_part_that_looks_rows_up_by_ids_of_its_own_runs_as_it_is(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copies, "keeps_weights", True)
-    with torch.no_grad():
-        module = fxlib.capture(model := Looking().eval())
-        for node in module.graph.nodes:
-            if node.op not in ("placeholder", "output"):
-                node.meta["backend"] = backends.installed("copies")
-        module.recompile()
-        ids = torch.tensor([[1, 7, 0]])
-        with pytest.warns(FxlibWarning, match="looks rows up by ids that it computes itself"):
-            assert torch.equal(module(ids), model(ids))
-    assert not copies.compiled
-
-
-def test_constants_are_a_part_s_own_where_weights_are_compiled_in(
-    copies: Copies, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(copies, "keeps_weights", True)
-
-    class Shifted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * torch.tensor([1.0, 2.0])).tanh() + torch.tensor(0.5)
-
-    x = torch.randn(3, 2)
-    with torch.no_grad():
-        module = lowered(as_graph(torch.export.export(Shifted(), (x,)), ()).eval())
-        assert torch.equal(module(x), Shifted()(x))
-        (part,) = copies.compiled
-        assert sum(each.op == "placeholder" for each in part.graph.nodes) == 1
-        name = next(str(each.target) for each in part.graph.nodes if each.op == "get_attr")
-        setattr(module, name, torch.tensor([3.0, 3.0]))
-        with pytest.warns(FxlibWarning, match="weights from which it was computed were replaced"):
-            module(x)
-
-
-def test_an_exported_graph_whose_parts_are_too_small_stays_as_it_is(copies: Copies) -> None:
-    model, inputs = Tied().eval(), (torch.randn(2, 4), torch.tensor([3, 5]))
-    with torch.no_grad():
-        captured = as_graph(torch.export.export(model, inputs), ())
-        assert lowered(captured, least_nodes=10).code == captured.code
 
 
 def test_the_graph_and_the_state_look_as_they_did(tower: Tower, copies: Copies) -> None:
@@ -545,15 +317,17 @@ def test_results_are_laid_out_as_the_program_has_them(tower: Tower, monkeypatch:
             return tuple(each.clone(memory_format=torch.contiguous_format) for each in found)
 
     class Transposes(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.sin().exp().neg().t()
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = x.sin().exp().neg()
+            return x.t(), x.cos().unsqueeze(1).expand(3, 5, 4)
 
     monkeypatch.setitem(backends.BACKENDS, "copies", Dense())
     module = lowered(Transposes())
     x = torch.randn(3, 4)
     found = [module(x) for _ in range(2)]
-    assert [each.stride() for each in found] == [(1, 4), (1, 4)]
-    assert torch.equal(found[0], found[1])
+    for each in found:
+        assert [result.stride() for result in each] == [(1, 4), (4, 0, 1)]
+        assert all(map(torch.equal, each, found[0]))
 
 
 def test_another_version_of_the_compiler_computes_nothing(tower: Tower, copies: Copies) -> None:
