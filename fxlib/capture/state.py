@@ -110,7 +110,7 @@ def _forget_cached(module: nn.Module, known: Collection[str]) -> None:
 def _generator_state(value: Any) -> Any:
     """Return the state of a random generator of Python or NumPy, and None for any other value.
 
-    Nothing of the program runs for it, as `isinstance` would run an object's own `__getattribute__`.
+    It is not asked by `isinstance`, which would run another object's own `__getattribute__`.
     """
     if issubclass(type(value), random.Random):
         return value.getstate()

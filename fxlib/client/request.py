@@ -138,8 +138,8 @@ class Prepared:
 def captured_of(model: Model, workload: Workload, question: Question) -> GraphModule:
     """Return the model if it is captured, else capture it; a model that cannot be traced is exported with the batches.
 
-    It is captured in the caller's grad mode, of which a profile is, too; otherwise as forwards alone run if passes use
-    values of weights.
+    It is captured in the caller's grad mode; if passes use values of weights, and forwards alone run without a profile,
+    as `as_forwards_run` says.
 
     Raises:
         CaptureError: the model holds something that cannot be recorded.

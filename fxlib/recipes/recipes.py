@@ -271,7 +271,7 @@ def optimize(
     Args:
         model: a module, captured or not, a graph of torch.fx, or an exported program. A model that is not a graph is
             captured; one that cannot be traced is exported with the workload's batches. If the workload says that only
-            forwards run, and passes use the values of weights, it is captured as forwards run (`as_forwards_run`).
+            forwards run, there is no profile, and passes use the values of weights, it is captured as forwards run.
         recipe: a recipe, or the name of one.
         contracts: see `PlanningRequest`.
         assume: see `PlanningRequest`.

@@ -57,7 +57,10 @@ def lookup_of(module: nn.Module, node: Node) -> Lookup | None:
 
 
 def are_rows(ids: Any, rows: int) -> bool:
-    """Return whether all ids are rows of a table that has so many; on a device, compiled code itself asserts that."""
+    """Return whether all ids are rows of a table that has so many.
+
+    On a device, only Inductor's code runs, which asserts that itself.
+    """
     if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex():
         return False
     if not ids.numel() or ids.device.type != "cpu":

@@ -14,8 +14,9 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any, Final, TypeVar
 
@@ -113,7 +114,7 @@ def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[
     for node in part:
         values[node] = body.node_copy(node, values.__getitem__)
     body.output(tuple(values[each] for each in used))
-    made = Part(over(module, body), part, _rows_of_ids(module, part, taken))
+    made = Part(over(module, body), part, _checks_of(module, part, taken))
     function = _function(made, f"part_{len(copied)}")
     call = graph.call_function(function, tuple(copied[each] for each in taken))
     # If a part fails, calls that stand before its last node in program order are waited for first.
@@ -124,26 +125,35 @@ def _call(module: GraphModule, graph: Graph, part: Sequence[Node], copied: dict[
     return made
 
 
-def _rows_of_ids(module: GraphModule, part: Sequence[Node], taken: Sequence[Node]) -> dict[int, int] | None:
-    """Return how many rows there are for the ids among a part's inputs, by the input's index.
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """The rows that ids may name: ids and, if it is one, the table are inputs of a part, given by their indices."""
 
-    It is None if the part computes ids itself, which nobody can check before it runs.
-    """
-    found: dict[int, int] = {}
-    for node in part:
-        if (lookup := lookup_of(module, node)) is None:
-            continue
-        if lookup.ids not in taken:
-            return None
-        index = taken.index(lookup.ids)
-        found[index] = min(lookup.table.shape[0], found.get(index, lookup.table.shape[0]))
-    return found
+    ids: int
+    table: int | None
+    rows: int
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        """Return whether the ids among the inputs are rows."""
+        return are_rows(values[self.ids], self.rows if self.table is None else values[self.table].shape[0])
+
+
+def _checks_of(module: GraphModule, part: Sequence[Node], taken: Sequence[Node]) -> Sequence[_Check] | None:
+    """Return what has to hold before a part looks rows up; None if it computes ids itself, which nobody can check."""
+    index = {node: at for at, node in enumerate(taken)}
+    lookups = [found for node in part if (found := lookup_of(module, node)) is not None]
+    if not all(each.ids in index for each in lookups):
+        return None
+    return [
+        _Check(index[each.ids], None if each.weight is None else index.get(each.weight), each.table.shape[0])
+        for each in lookups
+    ]
 
 
 def over(module: GraphModule, graph: Graph) -> GraphModule:
     """Return a module that runs a graph over another module's state, which the two share now and later.
 
-    It has plain tensors of the other one as they are now: a part that has some is for weights that do not change.
+    Of the other one's plain tensors that the graph reads, it has those of now: `WeightAssumptions` notice another one.
     """
     made = GraphModule(nn.Module(), Graph(), type(module).__name__)
     for table in _TABLES:
@@ -178,17 +188,16 @@ class Part:
             computes the part as it is, and the values of the call.
     """
 
-    def __init__(self, module: GraphModule, nodes: Sequence[Node], rows_of_ids: Mapping[int, int] | None) -> None:
+    def __init__(self, module: GraphModule, nodes: Sequence[Node], checks: Sequence[_Check] | None) -> None:
         """Make a part, which is not compiled yet.
 
         Args:
             module: computes the part as it is.
             nodes: the nodes of the graph for which the part stands.
-            rows_of_ids: the number of rows that the ids among its inputs may name, by the input's index; None if it
-                looks rows up by ids of its own.
+            checks: what has to hold of its inputs for compiled code to run; None if that cannot be known.
         """
         self._module = module
-        self._rows_of_ids = tuple((rows_of_ids or {}).items())
+        self._checks = checks or ()
         self.first, self.nodes, self.name = nodes[0].name, len(nodes), str(nodes[0].meta[BACKEND])
         self.compile_s, self.problem, self.limit_s = 0.0, "", _COMPILING_S
         self.watch: Callable[[Callable[..., Any], nn.Module, tuple[Any, ...]], None] | None = None
@@ -197,7 +206,7 @@ class Part:
         if self._backend is None or installed(self._backend.name) != self.name:
             here = (installed(self._backend.name) if self._backend else "") or "it is not installed here"
             self._give_up(f"the graph was measured with {self.name}, and {here}")
-        elif rows_of_ids is None:
+        elif checks is None:
             self._give_up("it looks rows up by ids that it computes itself")
 
     def leave(self, why: str = "") -> None:
@@ -217,7 +226,7 @@ class Part:
             self._compiled[key] = self._compile(backend, values, results)
             return results
         compiled = self._compiled[key]
-        if compiled is None or not all(are_rows(values[index], rows) for index, rows in self._rows_of_ids):
+        if compiled is None or not all(each.holds(values) for each in self._checks):
             return self._module.forward(*values)  # it raises for an id that is no row
         if self.watch is not None:
             watch, self.watch = self.watch, None
@@ -293,6 +302,8 @@ def _within(limit_s: float, make: Callable[[], T]) -> T:
 
 def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the kind of inputs for which a part is compiled; None for inputs for which no part is."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return None  # a transform such as vmap gives tensors that stand for several
     kinds: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()]
     for each in values:
         if type(each) in (torch.Tensor, nn.Parameter):

@@ -127,6 +127,19 @@ def test_forwards_alone_are_captured_as_they_run_if_passes_use_weights(
     assert fxlib.optimize(captured := fxlib.capture(model), "inference", workload=workload) is captured
 
 
+def test_a_model_that_cannot_be_captured_without_gradients_stays_as_it_was_captured() -> None:
+    class Otherwise(Rotated):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.is_grad_enabled() and x.sum() > 0:
+                return x
+            return super().forward(x)
+
+    model, x = Otherwise().eval(), torch.randn(8, 4)
+    rewritten = fxlib.optimize(model, "inference", workload=Workload.describe([x], mode="forward"))
+    assert not rewritten.meta["rewrite"].changed
+    assert torch.equal(rewritten(x), model(x))
+
+
 def test_structured_inputs_and_outputs_survive() -> None:
     class Structured(nn.Module):
         def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

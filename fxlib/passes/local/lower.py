@@ -95,15 +95,22 @@ class Lower(GraphPass):
         if found.blocked is not None:
             first = next(iter(module.graph.nodes))
             return PassResult(module, changes=0, declined=(Declined(node=first.name, reason=found.blocked),))
-        if keeps_weights and (order := found.joining(context.get(Dependencies), self.least_nodes)):
-            arrange(order)
-            found = _Search(module, context.get(Effects), keeps_weights=keeps_weights)
         parts = self._parts(found)
-        if parts and found.bring_weights():
+        if keeps_weights:
+            before = list(module.graph.nodes)
+            arrange(found.joined(context.get(Dependencies)))
+            joined = _Search(module, context.get(Effects), keeps_weights=True)
+            if _is_better(after := self._parts(joined), parts):
+                found, parts = joined, after
+            else:
+                arrange(before)
+                found = _Search(module, context.get(Effects), keeps_weights=True)
+        brought = bool(parts) and found.bring_weights()
+        if brought:
             parts = self._parts(_Search(module, context.get(Effects), keeps_weights=keeps_weights))
         for node in itertools.chain(*parts):
             node.meta[BACKEND] = installed(self.backend)
-        return PassResult(module, changes=len(parts))
+        return PassResult(module, changes=len(parts) or int(brought))
 
     def _parts(self, search: _Search) -> list[Sequence[Node]]:
         """Return the parts that are large enough."""
@@ -133,8 +140,11 @@ class _Search:
         for node in self._effects.nodes:
             if node.op == "get_attr" or not self._takes(node):
                 continue
+            ids = None if (lookup := self._lookup(node)) is None else lookup.ids
             for weight in node.all_input_nodes:
-                if weight.op == "get_attr" and weight not in _attributes_before(node) and self._takes_weight(weight):
+                if weight is ids or weight.op != "get_attr" or weight in _attributes_before(node):
+                    continue
+                if self._takes_weight(weight):
                     with graph.inserting_before(node):
                         node.replace_input_with(weight, graph.node_copy(weight))
                     if not weight.users:
@@ -142,32 +152,21 @@ class _Search:
                     brought = True
         return brought
 
-    def joining(self, dependencies: Dependencies, least_nodes: int) -> Sequence[Node]:
-        """Return the nodes in an order that joins parts; empty if none does.
+    def joined(self, dependencies: Dependencies) -> Sequence[Node]:
+        """Return the nodes in an order that joins parts, where there are any to join.
 
         Between two nodes that are neither local nor weights, those that no part takes come as early as all that they
         depend on, and what none of them depends on comes last.
-
-        Args:
-            dependencies: of the graph.
-            least_nodes: the minimum number of operators in a part.
         """
         nodes, behaviours = self._effects.nodes, self._effects.behaviours
         order: list[int] = []
-        for moves, stretch in itertools.groupby(range(len(nodes)), lambda at: behaviours[at].part in _MOVABLE):
+        for may_move, stretch in itertools.groupby(range(len(nodes)), lambda at: behaviours[at].part in _MOVABLE):
             positions = list(stretch)
-            order.extend(self._sorted(positions, dependencies) if moves else positions)
-        found = [nodes[at] for at in order]
-        (runs_before, parts_before), (runs, parts) = (self._runs(each, least_nodes) for each in (nodes, found))
-        return found if runs < runs_before or 0 < parts < parts_before else []
-
-    def _runs(self, nodes: Sequence[Node], least_nodes: int) -> tuple[int, int]:
-        """Return how many runs of nodes there are of which parts take all or none, and how many are large parts."""
-        runs = [(takes, list(each)) for takes, each in itertools.groupby(nodes, self._is_of_a_part)]
-        return len(runs), sum(takes and _operators_in(each) >= least_nodes for takes, each in runs)
+            order.extend(self._sorted(positions, dependencies) if may_move else positions)
+        return [nodes[at] for at in order]
 
     def _sorted(self, stretch: Sequence[int], dependencies: Dependencies) -> list[int]:
-        """Return the positions of a stretch, those of parts in runs that are as long as the dependencies allow."""
+        """Return the positions of a stretch: first what is needed outside of parts, then all others."""
         within = set(stretch)
         sources = {at: {each for each in dependencies.sources(at) if each in within} for at in stretch}
         early = self._needed_outside_of_parts(stretch, sources)
@@ -185,6 +184,7 @@ class _Search:
         return found
 
     def _in_long_runs(self, stretch: Sequence[int], sources: Mapping[int, set[int]]) -> list[int]:
+        """Return positions in an order in which those of parts are in runs that are as long as their sources allow."""
         left = {at: set(sources[at]) for at in stretch}
         users = defaultdict[int, list[int]](list)
         for at, before in left.items():
@@ -294,12 +294,14 @@ class _Search:
     def _takes_weight(self, node: Node) -> bool:
         target = str(node.target)
         held = attribute(self._module, target)
-        if not isinstance(held, torch.Tensor):
+        if not isinstance(held, torch.Tensor) or held.layout is not torch.strided:
             return False
         root, is_deep, _ = target.partition(".")
-        if root in vars(self._module) and (is_deep or self._steadiness is None):
-            return False  # it may be replaced, and nothing would show that
-        return self._steadiness is None or self._steadiness.refusal(node, (held,)) is None
+        if root in vars(self._module) and is_deep:
+            return False  # a part has tables of modules, and no other objects of the root
+        if self._steadiness is None:
+            return root not in vars(self._module)  # nothing would show that a plain tensor was replaced
+        return self._steadiness.refusal(node, (held,)) is None
 
     def _writes_nothing(self, node: Node) -> bool:
         """Return whether a node is in eval mode that would otherwise write only to its statistics."""
@@ -316,6 +318,14 @@ class _Search:
 
 def _operators_in(part: Iterable[Node]) -> int:
     return sum(node.op != "get_attr" for node in part)
+
+
+def _is_better(parts: Sequence[Sequence[Node]], before: Sequence[Sequence[Node]]) -> bool:
+    """Return whether parts have more operators than before, or are fewer, and the largest is no smaller."""
+    sizes, sizes_before = (list(map(_operators_in, each)) for each in (parts, before))
+    if not sizes or sum(sizes) > sum(sizes_before):
+        return bool(sizes)
+    return len(sizes) < len(sizes_before) and max(sizes) >= max(sizes_before)
 
 
 def _attributes_before(node: Node) -> Iterator[Node]:

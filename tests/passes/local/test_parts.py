@@ -213,6 +213,99 @@ def test_an_exported_graph_whose_parts_are_too_small_stays_as_it_is(copies: Copi
         assert lowered(captured, least_nodes=10).code == captured.code
 
 
+def test_an_order_that_would_leave_no_part_is_not_taken(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+
+    class Gathers(nn.Module):
+        def forward(self, x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
+            first, a = x.gather(1, at), x.tanh().relu()
+            b, second = a.sigmoid(), a.gather(1, at)
+            third, fourth = second.tanh().gather(1, at), second.relu().gather(1, at)
+            return first, b, third, fourth.tanh().gather(1, at), fourth.relu().gather(1, at)
+
+    model, inputs = Gathers().eval(), (torch.randn(2, 4), IDS % 4)
+    with torch.no_grad():
+        module = lowered(model)
+        assert len(list(parts_of(module.graph))) == 1
+        assert all(map(torch.equal, module(*inputs), model(*inputs)))
+
+
+class Placed(nn.Module):
+    """Looks rows up by a whole buffer, besides ids that it is given."""
+
+    places: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.table, self.linear = nn.Embedding(8, 4), nn.Embedding(8, 4), nn.Linear(4, 4)
+        self.register_buffer("places", torch.tensor([[0, 1, 7]]))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.linear((self.words(ids).relu().tanh() + self.table(self.places)).relu()).tanh()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ids_that_a_buffer_holds_are_read_before_the_part(
+    form: str, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+    model, ids = Placed().eval(), torch.tensor([[1, 7, 0]])
+    with torch.no_grad():
+        module = lowered(FORMS[form](model))
+        assert torch.equal(module(ids), model(ids))
+        assert torch.equal(module(ids), model(ids))
+    (part,) = copies.compiled
+    assert [each.op for each in part.graph.nodes].count("placeholder") == 2  # both are ids
+
+
+def test_tables_that_a_part_is_given_have_the_rows_that_they_have_then(
+    copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(8, 4)
+
+        def forward(self, ids: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+            weight = self.table.weight
+            return F.embedding(ids, weight).relu().tanh(), weight.gather(0, at)
+
+    model, at = Shared().eval(), torch.zeros(1, 4, dtype=torch.long)
+    with torch.no_grad():
+        module = lowered(model)
+        for rows, ids in ((8, [1, 7, 0]), (4, [1, 3, 0]), (4, [2, 0, 0])):
+            model.table.weight = nn.Parameter(torch.randn(rows, 4))
+            assert torch.equal(module(torch.tensor(ids), at)[0], model(torch.tensor(ids), at)[0])
+        runs = copies.runs
+        with pytest.raises(IndexError):
+            module(torch.tensor([1, 7, 0]), at)
+    assert copies.runs == runs
+
+
+def test_sparse_constants_and_inputs_of_vmap_are_left_to_torch(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "keeps_weights", True)
+
+    class Neighbours(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.near = torch.eye(3).to_sparse()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.mm(self.near, x.relu().tanh()).relu().tanh()
+
+    x, ids = torch.randn(3, 2), torch.tensor([[1, 7, 0]])
+    with torch.no_grad():
+        assert torch.equal(lowered(Neighbours().eval())(x), Neighbours()(x))
+        model = Looking().eval()
+        module = lowered(model)
+        assert torch.equal(module(ids), model(ids))
+        runs = copies.runs
+        assert torch.equal(torch.vmap(module)(torch.stack([ids, ids]))[1], model(ids))
+    assert copies.runs == runs
+
+
 class Clamping(Copies):
     """A compiler whose lookups return some row for an id that is none, as those of OpenVINO do."""
 
