@@ -15,7 +15,7 @@ from torch.nn import functional
 from fxlib.runtime.submodules import submodule
 
 _ARGUMENTS: Final[Mapping[Callable[..., Any] | str, Sequence[str]]] = {
-    torch.ops.aten.embedding.default: ("weight", "input"),
+    torch.ops.aten.embedding.default: ("weight", "indices"),
     functional.embedding: ("input", "weight", "padding_idx", "max_norm"),
 }
 """The first arguments of the functions that look rows up; with a `max_norm` they write to the table."""
@@ -26,7 +26,7 @@ class Lookup:
     """A lookup in a table of the module.
 
     Attributes:
-        ids: the node whose value are the ids.
+        ids: the node that gives the ids.
         table: the rows, [rows, ...].
         weight: the node that reads the table; None if a submodule has it.
     """

@@ -23,6 +23,7 @@ from fxlib.spec.workload import Mode
 from fxlib.utils.compare import relative_error
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
+from tests.recipes.rotated import Rotated
 
 pytestmark = pytest.mark.slow
 
@@ -86,19 +87,6 @@ def test_auto_sends_what_the_launcher_can_compile_with_and_weights_only_for_forw
     assert not service.requests[-1].backends
 
 
-class Turned(nn.Module):
-    """As rotary embeddings of transformers do, it computes something without recording gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            turned = x.cos()
-        return self.norm(self.linear(x)) * turned
-
-
 @pytest.mark.parametrize(
     "recipe, mode, without",
     [
@@ -111,7 +99,7 @@ class Turned(nn.Module):
 def test_forwards_alone_are_captured_as_they_run_where_passes_could_change_nothing_else(
     recipe: str, mode: Mode, without: bool
 ) -> None:
-    model, x = Turned().eval(), torch.randn(8, 4)
+    model, x = Rotated().eval(), torch.randn(8, 4)
     steps = Workload.describe([x], mode=mode, loss="mean")
     graph = captured_of(model, steps, Question(recipe=recipe))
     assert may_leave_gradients(graph) is without

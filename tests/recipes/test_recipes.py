@@ -18,6 +18,7 @@ from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from fxlib.spec.workload import Workload
 from tests.analysis.sketch import READ, Sketch, names
+from tests.recipes.rotated import Rotated
 
 
 def sample() -> CapturedModule:
@@ -98,19 +99,6 @@ def test_optimize_hands_the_module_over_with_its_rewrite() -> None:
     module = fxlib.optimize(sample())
     assert names(module) == ["found_issue", "dense", "found"]
     assert module.meta["rewrite"].module is module
-
-
-class Rotated(nn.Module):
-    """Computes a part without gradients, as a rotary embedding does, and has a norm to fold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            turned = x.cos()
-        return self.norm(self.linear(x)) * turned
 
 
 @pytest.mark.parametrize("mode, folds", [("forward", True), (None, False)])

@@ -96,15 +96,14 @@ class Lower(GraphPass):
             first = next(iter(module.graph.nodes))
             return PassResult(module, changes=0, declined=(Declined(node=first.name, reason=found.blocked),))
         parts = self._parts(found)
-        if keeps_weights:
-            before = list(module.graph.nodes)
-            arrange(found.joined(context.get(Dependencies)))
+        before = list(module.graph.nodes)
+        if keeps_weights and (order := found.joined(context.get(Dependencies))) != before:
+            arrange(order)
             joined = _Search(module, context.get(Effects), keeps_weights=True)
             if _is_better(after := self._parts(joined), parts):
                 found, parts = joined, after
             else:
                 arrange(before)
-                found = _Search(module, context.get(Effects), keeps_weights=True)
         brought = bool(parts) and found.bring_weights()
         if brought:
             parts = self._parts(_Search(module, context.get(Effects), keeps_weights=keeps_weights))
