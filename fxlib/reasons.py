@@ -61,6 +61,7 @@ class Reason(Enum):
     CALIBRATION_TOO_SMALL = "the workload has too few batches to know the range of its input: {detail}"
     NOT_BFLOAT16 = "only layers with float32 weights on the CPU run in bfloat16"
     MODE_BLOCKS = "the graph turns the recording of gradients on: capture the model under torch.no_grad()"
+    AUTOCAST = "a block of autocast in the program decides the dtype of its result"
     TOO_LARGE = "the value would take more memory than the pass may use: {detail}"
     SUM_ORDER = "its summation order depends on the machine and its threads, so the bits may differ elsewhere"
     AMBIENT_DEFAULT = "it depends on the default dtype or device at the time it runs"

@@ -6,7 +6,7 @@ The passes for inference share these facts. `fxlib.analysis.operators` describes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -239,6 +239,16 @@ class Steadiness:
             return Reason.OPAQUE_NEIGHBOUR
         written = self._written and not self._written.isdisjoint(self._effects.aliases.of_state(weights))
         return Reason.WEIGHT_WRITTEN if written else None
+
+
+def under_autocast(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield the nodes between the beginning and the end of the program's own blocks of autocast."""
+    depth = 0
+    for node in nodes:
+        depth += node.target is torch.amp.autocast_mode._enter_autocast
+        depth -= node.target is torch.amp.autocast_mode._exit_autocast
+        if depth:
+            yield node
 
 
 def _is_idle_norm(module: GraphModule, node: Node) -> bool:

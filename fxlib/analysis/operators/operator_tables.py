@@ -109,17 +109,20 @@ RAISING = _named(
 
 NO_GRADIENT = _named(
     """
-    check_structure
     long int short char byte bool size dim ndimension numel nelement stride item tolist is_floating_point
     is_complex eq ne lt le gt ge equal isnan isinf isfinite isclose allclose not_equal less less_equal greater
     greater_equal logical_and logical_or logical_not logical_xor argmax argmin argsort argwhere nonzero any all
     one_hot zeros ones full empty rand randn randint randperm arange linspace eye zeros_like ones_like rand_like
     randn_like randint_like full_like empty_like new_zeros new_ones new_full new_empty detach bincount
-    count_nonzero bucketize searchsorted len not_ is_ is_not contains len isinstance range slice math resolve
-    get_worker_info
+    count_nonzero bucketize searchsorted
     """
 )
-"""Operators whose result takes no gradient, whatever their arguments."""
+"""Operators of torch whose result takes no gradient, whatever their arguments."""
+
+PYTHON_NO_GRADIENT = NO_GRADIENT | _named(
+    "check_structure len not_ is_ is_not contains isinstance range slice math resolve get_worker_info"
+)
+"""Functions of Python whose result takes no gradient. `slice` is also an operator of torch, whose result takes one."""
 
 EXACT = _named(
     """
@@ -193,7 +196,7 @@ ANY_LAYOUT = in_all_forms(
     """
     relu relu6 hardtanh leaky_relu elu selu celu gelu silu mish sigmoid tanh hardswish hardsigmoid softplus exp neg
     abs sqrt rsqrt pow clamp add sub mul div truediv maximum minimum batch_norm dropout feature_dropout cat pad
-    max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d mean interpolate upsample_nearest2d
+    max_pool2d avg_pool2d adaptive_avg_pool2d mean interpolate upsample_nearest2d
     upsample_bilinear2d constant_pad_nd conv2d conv_transpose2d convolution
     """
 )

@@ -144,7 +144,7 @@ def _python(name: str) -> OperatorFacts:
     if name in words.PYTHON_IN_PLACE:
         return OperatorFacts(name=name, writes=frozenset({0}), shares=True, same=True)
     shares = name in words.PYTHON_SHARING
-    raises, gradient = name in words.RAISING, name not in words.NO_GRADIENT
+    raises, gradient = name in words.RAISING, name not in words.PYTHON_NO_GRADIENT
     return OperatorFacts(name=name, shares=shares, same=shares, raises=raises, gradient=gradient)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import torch
@@ -11,7 +12,9 @@ from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.layers import LinearLayer, Steadiness, is_relu, linear_layer_of, only_user
+from fxlib.analysis.effects.node_kinds import Part
+from fxlib.analysis.effects.resources import Storage
+from fxlib.analysis.layers import LinearLayer, Steadiness, is_relu, linear_layer_of, only_user, under_autocast
 from fxlib.analysis.operators.arguments import arguments_of, replace_arguments
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import model_position
@@ -43,7 +46,12 @@ class Bfloat16(GraphPass):
     @override
     @torch.no_grad()
     def run(self, module: GraphModule, context: Context) -> PassResult:
-        steadiness = Steadiness(module, context.get(Effects))
+        effects = context.get(Effects)
+        steadiness, written, autocast = (
+            Steadiness(module, effects),
+            _written(effects),
+            set(under_autocast(effects.nodes)),
+        )
         blocked = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
         layers, declined = list[LinearLayer](), list[Declined]()
         for node in module.graph.nodes:
@@ -51,14 +59,28 @@ class Bfloat16(GraphPass):
             if layer is None or layer.weight.tensor.numel() < self.least_weights:
                 continue
             tensors = [each.tensor for each in (layer.weight, layer.bias) if each is not None]
-            if reason := blocked or _misfit(tensors) or steadiness.refusal(node, tensors):
+            mode = Reason.AUTOCAST if node in autocast else blocked
+            if reason := mode or _misfit(tensors) or steadiness.refusal(node, tensors):
                 declined.append(Declined(node=node.name, reason=reason))
             else:
                 layers.append(layer)
+        writers = [written.get(effects.aliases.of(each.node), set()) for each in layers]
         ends = [_rewrite(module, layer) for layer in layers]
-        _hand_on(module, ends)
+        _hand_on(module, ends, writers)
         sweep(module)
         return PassResult(module, changes=len(layers), declined=tuple(declined))
+
+
+def _written(effects: Effects) -> dict[int, set[Node]]:
+    """Return the nodes that write the memory of each alias class, or may."""
+    found = dict[int, set[Node]]()
+    for node, does in zip(effects.nodes, effects.per_node, strict=True):
+        classes = {each.alias_class for each in does.writes if isinstance(each, Storage)}
+        if does.part is Part.FENCE:
+            classes.update(map(effects.aliases.of, node.all_input_nodes))
+        for each in classes:
+            found.setdefault(each, set()).add(node)
+    return found
 
 
 def _misfit(tensors: Sequence[torch.Tensor]) -> Reason | None:
@@ -100,19 +122,28 @@ def _stand_behind(node: Node, wide: Node) -> None:
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 
-def _hand_on(module: GraphModule, ends: Sequence[tuple[Node, Node]]) -> None:
-    """Pass results to ReLUs and further layers in bfloat16: conversion to float32 and back changes no bit."""
+def _hand_on(module: GraphModule, ends: Sequence[tuple[Node, Node]], writers: Sequence[AbstractSet[Node]]) -> None:
+    """Pass results to ReLUs and further layers in bfloat16: conversion to float32 and back changes no bit.
+
+    Args:
+        module: the rewritten module.
+        ends: for each layer, the nodes that convert its input, and its result back.
+        writers: for each layer, the nodes that write the memory of its result: they write the float32 numbers, which
+            are what other layers take then.
+    """
     narrowing = {narrow for narrow, _ in ends}
-    for _, wide in ends:
+    for (_, wide), writing in zip(ends, writers, strict=True):
+        relus = set[Node]()
         while (behind := only_user(wide)) is not None and is_relu(module, behind):
             (narrow,) = wide.all_input_nodes
             behind.replace_input_with(wide, narrow)
             behind.append(wide)
             _stand_behind(behind, wide)
             wide.args = (behind,)
+            relus.add(behind)
             for key in _VALUES:
                 behind.meta.pop(key, None)
-        for user in [each for each in wide.users if each in narrowing]:
+        for user in [each for each in wide.users if each in narrowing and writing <= relus]:
             user.replace_all_uses_with(wide.all_input_nodes[0])
             module.graph.erase_node(user)
         if not wide.users:

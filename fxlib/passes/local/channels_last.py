@@ -133,7 +133,8 @@ def _lay_out(module: GraphModule, layer: LinearLayer, held: dict[object, str]) -
         replace_arguments(layer.node, weight=value)
 
 
-_QUESTIONS = words.QUERIES - {"stride"} | {"getattr"}
+_ASKING = words.QUERIES - {"stride"} | {"getattr", "sym_size"}
+"""Operators that ask a tensor for anything but its strides and its memory."""
 _FLAGS = frozenset({"memory_format", "out", "return_indices"})
 _PLAIN_POOL = 6
 """Number of arguments of a pooling operator that does not return indices."""
@@ -284,7 +285,7 @@ class _Growth:
 
     def _only_asks(self, node: Node) -> bool:
         operator = self._effects.behaviours[self._effects.index[node]].operator
-        return operator is not None and operator.name in _QUESTIONS and not operator.shares
+        return operator is not None and operator.name in _ASKING and not operator.shares
 
     def _name(self, node: Node) -> str:
         operator = self._effects.behaviours[self._effects.index[node]].operator
@@ -343,7 +344,7 @@ _LAYOUT_PRESERVING_MODULES = (
     *words.ANY_LAYOUT_MODULES,
     *(f"torch.nn.modules.{name}" for name in ("flatten", "linear", "normalization", "sparse")),
 )
-_QUESTIONS = frozenset({"shape", "dtype", "device", "ndim"})
+_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim"})
 
 
 def in_default_order(module: GraphModule, effects: Effects) -> set[Node]:
@@ -386,5 +387,5 @@ def _keeps_order(node: Node, name: str) -> bool:
     if any(isinstance(each, torch.memory_format) for each in arguments):
         return False
     if name == "getattr":
-        return node.args[1] in _QUESTIONS
+        return node.args[1] in _ATTRIBUTES
     return name in _LAYOUT_PRESERVING

@@ -20,7 +20,7 @@ from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.local_work import Escapes
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
-from fxlib.analysis.layers import Steadiness, Weight
+from fxlib.analysis.layers import Steadiness, Weight, under_autocast
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.analysis.operators.schemas import OperatorFacts
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
@@ -47,7 +47,7 @@ class FoldConstants(GraphPass):
             return PassResult(module, changes=0, declined=(Declined(node="graph", reason=Reason.MODE_BLOCKS),))
         effects = context.get(Effects)
         found, escapes = constants(module, effects, max_bytes=self.max_bytes), Escapes(effects)
-        declined, changes = list(found.declined), 0
+        declined, changes, recorded = list(found.declined), 0, frozenset[str]()
         for node, constant in found.of.items():
             if node.op == "get_attr" or all(user in found.of for user in node.users):
                 continue
@@ -57,11 +57,11 @@ class FoldConstants(GraphPass):
                 reason = escapes.refusal(node)
                 if reason is None:
                     _hold(module, node, constant)
-                    changes += 1
+                    changes, recorded = changes + 1, recorded | constant.sources
                 else:
                     declined.append(Declined(node=node.name, reason=reason))
         if changes:
-            _erase_unused(module, found.of)
+            _erase_unused(module, found, recorded)
             sweep(module)
         return PassResult(module, changes=changes, declined=tuple(declined))
 
@@ -81,10 +81,14 @@ def _write_out(node: Node, number: float) -> int:
     return bool(users)
 
 
-def _erase_unused(module: GraphModule, found: dict[Node, Constant]) -> None:
-    """Remove nodes that only served to compute the stored values. They have no effects, or were not constant."""
-    for node in reversed(found):
-        if not node.users:
+def _erase_unused(module: GraphModule, found: Constants, recorded: frozenset[str]) -> None:
+    """Remove nodes that only served to compute the stored values. They have no effects, or were not constant.
+
+    Work that may raise stays, as it may be there as a check, unless the module runs its original whenever one of the
+    weights behind it changes, which are then among those `recorded` with stored values.
+    """
+    for node, constant in reversed(found.of.items()):
+        if not node.users and not (node in found.raising and not constant.sources <= recorded):
             module.graph.erase_node(node)
 
 
@@ -131,6 +135,8 @@ class Constants:
     """The known values by node, in program order, and the nodes whose values might have been known."""
 
     of: dict[Node, Constant] = field(default_factory=dict)
+    raising: set[Node] = field(default_factory=set)
+    """The nodes among them that raise for other values of the weights."""
     declined: list[Declined] = field(default_factory=list)
 
 
@@ -157,14 +163,12 @@ class _Evaluation:
         self._found = Constants()
 
     def run(self) -> Constants:
-        in_autocast = 0
+        autocast = set(under_autocast(self._effects.nodes))
         with torch.no_grad():
             for node, behaviour in zip(self._effects.nodes, self._effects.behaviours, strict=True):
-                in_autocast += node.target is torch.amp.autocast_mode._enter_autocast
-                in_autocast -= node.target is torch.amp.autocast_mode._exit_autocast
                 if behaviour.part is Part.STATE:
                     self._read(node)
-                elif behaviour.operator is not None and not in_autocast and self._is_candidate(node, behaviour):
+                elif behaviour.operator is not None and node not in autocast and self._is_candidate(node, behaviour):
                     self._compute(node, behaviour.operator)
         return self._found
 
@@ -179,6 +183,8 @@ class _Evaluation:
     def _is_candidate(self, node: Node, behaviour: Behaviour) -> bool:
         operator = behaviour.operator
         if behaviour.part is not Part.LOCAL or operator is None or operator.random or self._effects[node].writes:
+            return False
+        if operator.name == "tolist":  # numbers carry no sources, and fake tensors do not stop it
             return False
         constant = all(value in self._found.of for value in node.all_input_nodes)
         return constant and not self._behaviours.may_act(node) and self._has_steady_state(node, operator)
@@ -206,6 +212,8 @@ class _Evaluation:
             sources |= {f"{node.target}.{name}" for name, _ in layer.named_parameters()}
         held = not self._own.isdisjoint(_storages(value))
         self._found.of[node] = Constant(value=value, sources=sources, held=held)
+        if operator.raises:
+            self._found.raising.add(node)
         self._left -= 0 if held else _bytes(value)
 
     def _refusal(self, node: Node, operator: OperatorFacts) -> Reason | None:

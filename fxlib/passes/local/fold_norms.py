@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.local_work import Motion
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.layers import LinearLayer, Rank, Steadiness, Weight, linear_layer_of, ranks_of
 from fxlib.analysis.norms import Norm, ScaleAndShift, asks_only, counts_updates, norm_of, scales_and_shifts
@@ -198,7 +199,7 @@ class _Search:
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
-        effects = Effects.of(module)
+        self._effects = effects = Effects.of(module)
         self._steadiness = Steadiness(module, effects)
         self._ranks = ranks_of(module, effects)
         self._by_result: dict[Node, Chain] = {}
@@ -220,6 +221,11 @@ class _Search:
         for norm in self._waiting.values():
             self._decline(norm.node, self._why_alone(norm))
 
+    @functools.cached_property
+    def _motion(self) -> Motion:
+        """Answers whether a norm may run where the layer after it does."""
+        return Motion(self._module, self._effects, keep_gradients=False)
+
     def _assign(self, norm: Norm) -> None:
         chain = self._by_result.get(norm.input)
         if chain is None or any(user is not norm.call and not asks_only(user) for user in norm.input.users):
@@ -236,6 +242,10 @@ class _Search:
         if norm is None or len(norm.node.users) != 1:
             return
         del self._waiting[layer.input]
+        moved = self._motion.refusal([norm.call], self._effects.index[layer.node])
+        if moved is not None:
+            self._decline(norm.node, moved)
+            return
         if self._hindered(chain, norm, layer.inputs):
             return
         if (layer.pads_zeros or layer.kind == "transposed") and bool(scales_and_shifts([norm])[norm][1].any()):

@@ -75,6 +75,13 @@ def test_writes_are_known(target: Any, args: tuple[Any, ...], kwargs: dict[str, 
     assert sorted({each.name for each in written_arguments(node, found)}) == sorted(written)
 
 
+def test_a_slice_of_a_tensor_takes_a_gradient_and_a_slice_of_python_none() -> None:
+    for target in (torch.ops.aten.slice.Tensor, torch.ops.aten.slice):
+        assert _known(facts(target, "x", 0, 1, 2)).gradient
+    assert not _known(facts(slice, 0, 1)).gradient
+    assert not _known(facts(torch.ops.aten.eq.Tensor, "x", "y")).gradient
+
+
 def test_random_operators_are_known() -> None:
     for target in (torch.rand_like, torch.bernoulli, F.dropout, "uniform_", torch.multinomial, F.rrelu):
         found = facts(target, "x")
@@ -165,6 +172,8 @@ def _lies(function: Callable[..., Any], found: OperatorFacts, inputs: Any) -> It
         result = function(inputs[0], *inputs[1], **inputs[2])
     except Exception:  # noqa: BLE001 - not every sample is meant for every variant
         return
+    if not found.gradient and not found.writes and _takes_gradient(function, inputs):
+        yield "its result takes a gradient"
     results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     if not found.shares and _memory(results) & _memory(tensors):
         yield "its result shares memory with an argument"
@@ -175,6 +184,14 @@ def _lies(function: Callable[..., Any], found: OperatorFacts, inputs: Any) -> It
     pairs = zip(before, tensors, strict=True)
     if not found.writes and any(not torch.equal(old.nan_to_num(), new.nan_to_num()) for old, new in pairs):
         yield "it writes an argument"
+
+
+def _takes_gradient(function: Callable[..., Any], inputs: Any) -> bool:
+    """Return whether a result takes a gradient where the arguments do."""
+    own = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.clone().requires_grad_(leaf.is_floating_point()), inputs)
+    with torch.random.fork_rng(devices=[]):
+        result = function(own[0], *own[1], **own[2])
+    return any(leaf.requires_grad for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
 
 def _memory(tensors: list[torch.Tensor]) -> set[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,6 +75,58 @@ def test_functions_keywords_paddings_and_transposed_convolutions_do_the_same() -
     rewrite = applied(model, "bfloat16", least_weights=1)
     assert changes(rewrite, "bfloat16") == 4
     assert 1e-5 < relative_error(graph_runs(rewrite)(x), model(x)) < 0.02
+
+
+class Written(nn.Module):
+    """Two layers, and a write to what one gives and the other takes."""
+
+    def __init__(self, write: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        self.write(y)
+        return self.last(y)
+
+
+def _opaque(y: Tensor) -> None:
+    y.mul_(3)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda y: y[:, :32].zero_(), lambda y: y.add_(1), lambda y: F.relu(y, inplace=True), _opaque],
+    ids=["through a view", "of it all", "by a relu whose result nobody takes", "by opaque code"],
+)
+@torch.no_grad()
+def test_a_layer_takes_what_was_written_to_the_result_of_the_one_before(write: Callable[[Tensor], object]) -> None:
+    model, x = Written(write).eval(), rows(2, 64)
+    rewrite = recipes.apply(
+        fxlib.capture(model, wrap=[_opaque]), recipes.from_passes([("bfloat16", {"least_weights": 1})])
+    )
+    assert changes(rewrite, "bfloat16") >= 1
+    assert relative_error(graph_runs(rewrite)(x), model(x)) < 0.02
+
+
+@torch.no_grad()
+def test_a_layer_in_a_block_of_autocast_gives_that_block_s_dtype() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.outside = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = self.inside(x)
+            return y, self.outside(x)
+
+    model, x = Net().eval(), rows(2, 64)
+    for name in ("bfloat16", "quantize"):
+        rewrite = applied(model, name, least_weights=1)
+        assert (changes(rewrite, name), reasons(rewrite, name)) == (1, ["AUTOCAST"])
+        assert [each.dtype for each in graph_runs(rewrite)(x)] == [torch.bfloat16, torch.float32]
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,23 @@ def test_no_more_memory_is_taken_than_allowed() -> None:
     assert "TOO_LARGE" in reasons(rewrite, "fold_constants")
     huge = Program(lambda module, x: x + torch.zeros(1 << 50, dtype=torch.int8, device="cpu")[0]).eval()
     assert reasons(applied(huge, "fold_constants"), "fold_constants") == ["TOO_LARGE"]
+
+
+def test_a_check_of_weights_stays_where_values_of_others_are_held() -> None:
+    def body(module: Any, x: Tensor) -> Tensor:
+        torch.index_select(module.weight, 0, module.limit)  # nothing uses it: it is there to raise
+        return x * (module.scale * 2)
+
+    model: Any = Program(body).eval()
+    model.register_buffer("limit", torch.tensor([3]))
+    model.register_buffer("scale", torch.ones(4))
+    rewrite = applied(model, "fold_constants")
+    assert changes(rewrite, "fold_constants") == 1
+    with torch.no_grad():
+        model.limit.fill_(9)
+        for module in (model, rewrite.module):
+            with pytest.raises((IndexError, RuntimeError), match="out of range"):
+                module(X)
 
 
 def test_a_weight_that_changes_makes_the_original_run() -> None:

@@ -244,6 +244,32 @@ class Gated(nn.Module):
         return self.last(self.second(x))
 
 
+def _tripled(h: Tensor) -> None:
+    h.mul_(3)
+
+
+@pytest.mark.parametrize("write", [lambda h: h.add_(1), _tripled], ids=["known", "opaque"])
+def test_a_norm_does_not_move_behind_a_write_to_its_input(write: Callable[[Tensor], object]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(x)
+            y = self.norm(h)
+            write(h)
+            return self.layer(y) + h
+
+    with torch.no_grad():
+        model = made(Net())
+        graph = fxlib.capture(model, wrap=[_tripled])
+        rewrite = recipes.apply(graph, recipes.from_passes([("fold_norms", {})]))
+        assert changes(rewrite, "fold_norms") == 0
+        assert reasons(rewrite, "fold_norms")[0] in ("VALUE_WRITTEN", "OPAQUE_NEIGHBOUR")
+        assert torch.equal(rewrite.module(ROWS), model(ROWS))
+
+
 def test_a_question_about_a_layer_s_result_keeps_no_norm_from_it() -> None:
     model = made(Gated())
     rewrite = applied(model, "fold_norms")

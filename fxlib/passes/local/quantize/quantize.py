@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.layers import LinearLayer, Steadiness, linear_layer_of
+from fxlib.analysis.layers import LinearLayer, Steadiness, linear_layer_of, under_autocast
 from fxlib.analysis.norms import scales_and_shifts
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
@@ -282,6 +282,7 @@ class _Search:
         self.module, self._least = module, least_weights
         self._steadiness = Steadiness(module, effects)
         self._blocked = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
+        self._autocast = set(under_autocast(module.graph.nodes))
         self.layers: list[Layer] = []
         self.small: set[Node] = set()
         """The layers among them that do not pay off on their own."""
@@ -302,7 +303,8 @@ class _Search:
         few = linear.weight.tensor.numel() < self._least
         if few or (linear.kind == "convolution" and linear.weight.tensor.shape[1] == 1):
             self.small.add(linear.node)
-        reason = self._blocked or self._misfit(linear, tensors) or self._steadiness.refusal(linear.node, tensors)
+        mode = Reason.AUTOCAST if linear.node in self._autocast else self._blocked
+        reason = mode or self._misfit(linear, tensors) or self._steadiness.refusal(linear.node, tensors)
         options = None if reason else self._options(linear)
         if few and (reason or options is None):
             return
