@@ -10,7 +10,7 @@ keep what they declare; `conflicts` takes from batches how often keys come again
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -112,6 +112,7 @@ def _check_update(  # noqa: PLR0917 - what it checks
     arguments = case.with_keys(chosen)
     known: KnownRows = read_known(*arguments)
     _same(first[chosen], known.rows, f"{with_state} returns other rows")
+    settings = known.settings
     for each in gradients:
         gradient = torch.cat([each, each[:1]])
         known = updated(known, *arguments, gradient)
@@ -121,6 +122,12 @@ def _check_update(  # noqa: PLR0917 - what it checks
         _same(server.rows, known.rows, where)
         if not same_known(server, known):
             raise ContractError(f"{where}: their state differs", where="fxlib.check_keys")
+        if known.settings != settings:
+            raise ContractError(
+                f"{name_of(push)} changes settings of {with_state}, which all rows share",
+                where="fxlib.check_keys",
+                hint="What a push changes belongs to the state of its rows: a step count of each row, for instance.",
+            )
 
 
 class _Case:
@@ -241,6 +248,8 @@ class Rows:
         self._ends = torch.tensor(self._lengths).cumsum(0)
         self._length = sum(self._lengths)
         self._sampled: int | None = None
+        self._has_updates = False
+        """Whether pushes were taken over without reading their rows again."""
         self._repaired: list[tuple[Repair, Callable[[], Sequence[Any]]]] = []
         self.changed: torch.Tensor = _NONE
         self.known: Sequence[KnownRows] = ()
@@ -289,6 +298,7 @@ class Rows:
 
     def updated(self, updates: Updates) -> None:
         """Take over the rows as the pushes of a step have changed them."""
+        self._has_updates = True
         for index, (origin, keys) in enumerate(zip(self._origins, self._keys, strict=True)):
             for rows, known in updates.of(origin, keys):
                 self._repaired.append((Repair(rows={index: rows}), partial(tuple, (known,))))
@@ -375,7 +385,10 @@ class Rows:
                 _check_rows(again, rows.shape[0], first)
                 if repair.sampled is not None and repair.sampled[0] == index:
                     at = torch.tensor([repair.sampled[1]])
-                    if not same_known(some_of(first, rows[at]), some_of(again, at)):
+                    one, other = some_of(first, rows[at]), some_of(again, at)
+                    if not self._has_updates:  # nothing relied on settings
+                        other = replace(other, settings=one.settings)
+                    if not same_known(one, other):
                         raise KeysBroken(index)
                 found[index] = replaced(first, rows, again)
         if not (self._origins or self._positions):

@@ -30,7 +30,7 @@ class LeavesPushes(ABC):
         self._leaving = 0
         """Number of open pipelines that leave pushes in flight."""
         self._batches = 0
-        """Number of the loop's batches whose step is over."""
+        """Number of batches of the loop that began last whose step is over."""
         self._left: _Left | None = None
         """The pushes that were sent and not waited for."""
         self._unraised: Exception | None = None
@@ -81,18 +81,18 @@ class LeavesPushes(ABC):
         self._step_pushed()
 
     def settle_pushes(self) -> None:
-        """Wait for pushes that were left in flight.
+        """Wait for pushes that were left in flight; while one thread waits for them, they count as left for all others.
 
         Raises:
             Exception: whatever one of them raises, with a note that names its step.
         """
-        if self._left is None and self._unraised is None:
+        if (self._left is None and self._unraised is None) or self._pushing == get_ident():
             return
         with self._settling:
             unraised, self._unraised = self._unraised, None
             if unraised is not None:
                 raise unraised
-            left, self._left = self._left, None
+            left = self._left
             if left is None:
                 return
             self._pushing = get_ident()
@@ -103,7 +103,7 @@ class LeavesPushes(ABC):
                 self.drop()
                 raise
             finally:
-                self._pushing = None
+                self._left = self._pushing = None
                 for each in self._waiting():
                     each.rides = False
 

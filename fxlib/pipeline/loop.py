@@ -17,15 +17,18 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 from torch.fx.graph import _PyTreeCodeGen
+from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from fxlib.errors import FxlibError, FxlibWarning
-from fxlib.pipeline.module_ahead import ModuleAhead, ahead_of, captured_in
+from fxlib.pipeline.module_ahead import Entry, ModuleAhead, ahead_of, captured_in
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.inputs import Batch
 
 B = TypeVar("B")
+_SEQUENCES = (list, tuple, range)
+"""Types whose items can be taken before the loop asks for them; a list is looked at once more then."""
 _SAMPLERS = (data.RandomSampler, data.SequentialSampler, data.DistributedSampler, data.SubsetRandomSampler)
 """Samplers that draw, if at all, when their iterator is made."""
 Inputs = Callable[[Any], Any]
@@ -38,6 +41,8 @@ class _Pulled(Generic[B]):
 
     batch: B | None = None
     error: Exception | None = None
+    index: int = -1
+    """Its index in a list."""
     entry: Any = None
     """The calls that were made ahead for the batch; None if there are none."""
     was_tried: bool = False
@@ -49,7 +54,7 @@ def _why_not_ahead(loader: object) -> str:
 
     They may if a pull can neither draw from this process's generators nor read anything that the loop changes.
     """
-    if isinstance(loader, (list, tuple, range)):
+    if type(loader) in _SEQUENCES:
         return ""
     if not isinstance(loader, data.DataLoader):
         return f"nothing is known of what a {type(loader).__name__} does when it is asked for a batch"
@@ -79,7 +84,9 @@ class _Puller(Generic[B]):
 
     def __init__(self, loader: Iterable[B], *, ahead: bool) -> None:
         self._iterator: Iterator[B] = iter(loader)
-        self._may_draw = not isinstance(loader, (list, tuple, range))
+        self._may_draw = type(loader) not in _SEQUENCES
+        self._list: list[B] | None = loader if type(loader) is list else None
+        self._next = 0
         self.ahead = ahead
 
     def pull(self, *, early: bool = False) -> _Pulled[B]:
@@ -89,6 +96,8 @@ class _Puller(Generic[B]):
             early: whether this happens before the loop asks for it. Once an early pull draws from a generator, no
                 further batch is pulled early.
         """
+        if self._list is not None:
+            return self._item(self._list)
         before = _generators() if early and self._may_draw else None
         try:
             found = _Pulled(batch=next(self._iterator))
@@ -104,12 +113,30 @@ class _Puller(Generic[B]):
             )
         return found
 
+    def _item(self, held: list[B]) -> _Pulled[B]:
+        if self._next >= len(held):
+            return _Pulled(error=StopIteration())
+        self._next += 1
+        return _Pulled(batch=held[self._next - 1], index=self._next - 1)
+
+    def as_asked_for(self, pulled: _Pulled[B]) -> _Pulled[B]:
+        """Return what the plain loop gets where it asks for a batch: a list may have changed since that was pulled."""
+        if self._list is None or self._is_still(pulled, self._list):
+            return pulled
+        self._next = pulled.index if pulled.error is None else self._next
+        return self._item(self._list)
+
+    def _is_still(self, pulled: _Pulled[B], held: list[B]) -> bool:
+        if pulled.error is not None:
+            return self._next >= len(held)
+        return pulled.index < len(held) and held[pulled.index] is pulled.batch
+
 
 def _generators() -> tuple[object, ...]:
-    """Return the states of all generators of this process that a loader may draw from."""
+    """Return the states of the processor's generators in this process that a loader may draw from."""
     numpy = sys.modules.get("numpy")
-    own = None if numpy is None else numpy.random.get_state()
-    of_numpy = () if own is None else (own[0], own[1].tobytes(), *own[2:])
+    own = None if numpy is None else numpy.random.get_state(legacy=False)
+    of_numpy = [each.tobytes() if hasattr(each, "tobytes") else each for each in pytree.tree_leaves(own)]
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), of_numpy
 
 
@@ -184,10 +211,10 @@ class Pipeline(Generic[B]):
 
     Attributes:
         why_not_ahead: why batches are not pulled before the loop asks for them; empty if they are.
-        taken: number of calls so far whose results were fetched ahead and taken.
-        unused: number of calls so far that were made ahead but not taken.
-        staleness: number of calls taken so far that read what pushes write, by the number of steps whose pushes they
-            may have missed: {0: 10, 1: 90} after 100 such reads, of which 90 missed the push of one step.
+        taken: number of calls whose results were fetched ahead and taken, in the epochs that have ended.
+        unused: number of calls that were made ahead but not taken, in these epochs.
+        staleness: number of calls taken in these epochs that read what pushes write, by the number of steps whose
+            pushes they may have missed: {0: 10, 1: 90} after 100 such reads, of which 90 missed the push of one step.
     """
 
     def __init__(
@@ -284,7 +311,7 @@ class Pipeline(Generic[B]):
             while True:
                 if not queue:
                     pull(early=False)
-                current = queue.popleft()
+                current = self._due(puller, queue, used)
                 if keeps_state:
                     self._state = states.popleft()
                 if current.error is not None:
@@ -306,6 +333,18 @@ class Pipeline(Generic[B]):
         finally:
             self._close(used)
 
+    @staticmethod
+    def _due(puller: _Puller[B], queue: deque[_Pulled[B]], used: Mapping[ModuleAhead, list[_Pulled[B]]]) -> _Pulled[B]:
+        """Return the batch that the loop asks for; if that is not the one that was pulled, forget all that were."""
+        pulled = queue.popleft()
+        current = puller.as_asked_for(pulled)
+        if current is not pulled:
+            for ahead, those in used.items():
+                ahead.withdraw([each.entry for each in those if each is pulled or each in queue])
+                those[:] = [each for each in those if each is not pulled and each not in queue]
+            queue.clear()
+        return current
+
     def _may_follow(self, queue: Sequence[_Pulled[B]]) -> bool:
         """Return whether there may be a batch behind those that were pulled, and the memory for it."""
         if not queue:
@@ -318,7 +357,7 @@ class Pipeline(Generic[B]):
         """Leave nothing in flight, and count what the loop took."""
         for ahead, pulled in used.items():
             ahead.withdraw([each.entry for each in pulled])
-            ahead.close(leaves_pushes=self._defer_pushes, stale=self._stale)
+            ahead.close(leaves_pushes=self._defer_pushes, trainers=self._trainers, stale=self._stale)
             self.taken, self.unused = self.taken + ahead.taken, self.unused + ahead.unused
             ahead.taken = ahead.unused = 0
             self.staleness += ahead.staleness
@@ -353,10 +392,17 @@ class Pipeline(Generic[B]):
                 return
             if not each.was_tried:
                 each.was_tried = True
-                each.entry = ahead.add(*self._arguments(module, each.batch))
+                each.entry = self._made_ahead(module, ahead, each.batch)
                 if each.entry is not None:
                     each.entry.is_due = False
                     used[ahead].append(each)
+
+    def _made_ahead(self, module: CapturedModule, ahead: ModuleAhead, batch: Any) -> Entry | None:
+        try:
+            args, kwargs = self._arguments(module, batch)
+        except Exception:  # noqa: BLE001 - `inputs=` may not know a batch that the loop skips
+            return None
+        return ahead.add(args, kwargs)
 
     @staticmethod
     def _forget(current: _Pulled[B], used: dict[ModuleAhead, list[_Pulled[B]]]) -> None:
@@ -369,7 +415,12 @@ class Pipeline(Generic[B]):
 
     def _current_module(self) -> nn.Module:
         module = self._module
-        return module if isinstance(module, nn.Module) else module()
+        found = module if isinstance(module, nn.Module) else module()
+        if not isinstance(found, nn.Module):
+            raise FxlibError(
+                f"the function that tells the module in use returned a {type(found).__name__}", where="fxlib.pipeline"
+            )
+        return found
 
     def _arguments(self, module: CapturedModule, given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         if self._inputs is not None:

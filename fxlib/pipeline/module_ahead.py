@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from fxlib.pipeline.message import KeysOnce
 from fxlib.pipeline.program import Program
 from fxlib.pipeline.push_period import PushPeriod
 from fxlib.pipeline.ready_results import Take, with_results
-from fxlib.pipeline.request import BROKEN, Request, State, Travels, riders_of
+from fxlib.pipeline.request import BROKEN, SETTLE_S, Request, State, Travels, riders_of
 from fxlib.pipeline.trainers import Trainers
 from fxlib.pipeline.unchanged import Noted
 from fxlib.pipeline.updates import Block, Updates
@@ -39,8 +40,8 @@ from fxlib.runtime.tracking.flow_control import FlowControl
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 
 MOST_AHEAD = 64
-"""Maximum number of batches for which anything is kept; a further one replaces the oldest."""
-
+"""Maximum number of batches, besides those that a loop asks for, for which anything is kept; a further one replaces the
+oldest."""
 
 MOST_BLOCKS = 4096
 """Maximum number of results whose rows are kept until the next push."""
@@ -116,6 +117,10 @@ class ModuleAhead(LeavesPushes):
         """The entry that was given to the running forward."""
         self._loops = 0
         """Number of pipelines that are open over the module."""
+        self._batches_before: list[int] = []
+        """For each of them, the number of batches of the loop that was open before."""
+        self._forgotten: list[Request] = []
+        """Requests of batches whose step is over, which may still be in flight."""
         self._flow_controls: dict[tuple[int | None, int | None], FlowControl] = {}
         self._has_warned = False
         self._is_distributed = False
@@ -135,8 +140,8 @@ class ModuleAhead(LeavesPushes):
         self._not_by_keys: dict[Node, str] = {}
         """Calls that are no longer repaired row by row, and why."""
         self._without_state: set[Node] = set()
-        self._keys_once: defaultdict[Node, KeysOnce] = defaultdict(KeysOnce)
         """Calls whose rows are no longer read with their state."""
+        self._keys_once: defaultdict[Node, KeysOnce] = defaultdict(KeysOnce)
         self._blocks: list[Block] = []
         """The rows that forwards had since the last push, as the servers have them."""
         self._updates: Updates | None = None
@@ -183,7 +188,7 @@ class ModuleAhead(LeavesPushes):
             return None
         entry = Entry(program, noted, requests)
         WATCH.add(self, program.contracts)
-        if len(self._entries) >= MOST_AHEAD:
+        if len(self._entries) >= MOST_AHEAD + (self._asked_depth or 0):
             self.expire(self._entries[0])
         self._entries.append(entry)
         self._make(entry, 1 + sum(not each.is_due for each in self._entries), pushed=False)
@@ -194,6 +199,7 @@ class ModuleAhead(LeavesPushes):
         if entry not in self._entries:
             return
         self._entries.remove(entry)
+        self._forgotten += entry.waiting
         unused = sum(each.state is State.IN_FLIGHT for each in entry.waiting)
         self.unused += unused
         if entry.why_not and unused:
@@ -222,6 +228,7 @@ class ModuleAhead(LeavesPushes):
         self._leaving += leaves_pushes
         self._stale_limits.append(stale)
         self._most_stale = min(self._stale_limits)
+        self._batches_before.append(self._batches)
         self._batches = 0
         self._asked_depth = depth if depth or not stale else 1  # stale reads are measured by nobody
         self._choice.loop_began(self._asked_depth)
@@ -236,14 +243,16 @@ class ModuleAhead(LeavesPushes):
             choice.offer(each.ways, updates=each.updates)
         choice.loop_began(self._asked_depth)
 
-    def close(self, *, leaves_pushes: bool = False, stale: int = 0) -> None:
-        """Undo `open`. An exception of a push in flight is kept until it can be raised."""
+    def close(self, *, leaves_pushes: bool = False, trainers: int | None = None, stale: int = 0) -> None:
+        """Undo an `open` with the same arguments. An exception of a push in flight is kept until it can be raised."""
         try:
             self.settle_pushes()
         except Exception as error:  # noqa: BLE001 - a loop that is left by `break` raises nothing
             self._unraised = error
             warnings.warn(f"a push has failed that a loop left in flight: {error}", FxlibWarning, stacklevel=2)
+        self._trainers.loop_ended(trainers)
         self._loops -= 1
+        self._batches = self._batches_before.pop()
         self._leaving -= leaves_pushes
         self._stale_limits.remove(stale)
         self._most_stale = min(self._stale_limits, default=0)
@@ -265,13 +274,16 @@ class ModuleAhead(LeavesPushes):
             self.expire(entry)
 
     def withdraw(self, entries: Iterable[Entry]) -> None:
-        """Forget the calls that were made for batches that the loop will not see, and leave none of them in flight."""
+        """Forget the calls that were made for batches that the loop will not see, and leave nothing in flight."""
         for entry in entries:
             if entry in self._entries:
                 self._entries.remove(entry)
-                for each in entry.waiting:
-                    self.unused += each.state is State.IN_FLIGHT
-                    each.settle()
+                self.unused += sum(each.state is State.IN_FLIGHT for each in entry.waiting)
+                self._forgotten += entry.waiting
+        until = time.monotonic() + SETTLE_S
+        for each in self._forgotten:
+            each.settle(until)
+        self._forgotten.clear()
         self._rest()
 
     def settle(self) -> None:
@@ -284,9 +296,14 @@ class ModuleAhead(LeavesPushes):
         """Forget all results that were fetched, since the servers may hold other values."""
         self._pushing = None
         self._forget_blocks()
-        for entry in self._entries:
-            for each in entry.waiting:
-                each.drop()
+        for each in self._waiting():
+            each.drop()
+
+    def about_to_write(self, states: frozenset[ServerState]) -> None:
+        """Wait for the reads of states that a call is about to write, but for those that may run beside it."""
+        self._forgotten = [each for each in self._forgotten if not each.is_over]
+        for each in (*self._waiting(), *self._forgotten):
+            each.make_way(states)
 
     def written(self, states: frozenset[ServerState]) -> None:
         """Forget reads of states that a call is about to write, unless the call is one of this step's pushes."""
@@ -349,6 +366,7 @@ class ModuleAhead(LeavesPushes):
                         self._warn(each.why_not_by_keys)
                 self._keep_rows(each)
             self.unused += sum(each.state is State.IN_FLIGHT for each in self._current.waiting)
+            self._forgotten += self._current.waiting
         self._current = None
         self._rest()
 
@@ -478,8 +496,7 @@ class ModuleAhead(LeavesPushes):
         for entry in self._entries:
             if not entry.is_due:  # its batch may hold the tensors of the one before it
                 continue
-            modes = modes or _modes()
-            unchanged: list[bool] = []
+            modes, sources = modes or _modes(), entry.program.sources
             if entry.program.module is not module or not entry.program.is_current():
                 why_not = "another graph runs"
             elif modes != entry.modes:
@@ -488,8 +505,9 @@ class ModuleAhead(LeavesPushes):
                 why_not = "other tensors, or changed ones"
                 with suppress(TypeError, ValueError):
                     unchanged = entry.program.unchanged(entry.noted, entry.program.values(args, kwargs))
-            if any(unchanged):
-                return entry, unchanged
+                    of_inputs = [is_so for is_so, each in zip(unchanged, sources, strict=True) if not each.path]
+                    if any(of_inputs) or not of_inputs:
+                        return entry, unchanged
             entry.why_not = why_not
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -31,8 +31,8 @@ from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, tensor_byte
 
 _LOG = logging.getLogger(__name__)
 
-_SETTLE_S = 5.0
-"""Time in seconds that the end of a loop waits for one of its reads in flight, since a server may hang."""
+SETTLE_S = 5.0
+"""Time in seconds that the end of a loop waits for its reads in flight, since a server may hang."""
 _LOOK_S = 2e-4
 BROKEN = "it does not keep its contract"
 """Reason why a call is no longer read by keys, once an error has reported it."""
@@ -68,7 +68,7 @@ class Request:
         "_future",
         "_is_counted",
         "_message",
-        "_read_again",
+        "_others",
         "call",
         "is_updated",
         "missed",
@@ -100,8 +100,8 @@ class Request:
         self._future: Any = None
         self._end_spans: list[Callable[[], None]] = []
         """Functions that end its spans in flight while it travels behind a push."""
-        self._read_again: list[Any] = []
-        """Separate messages that read rows again."""
+        self._others: list[Any] = []
+        """Messages that read rows again, and those whose result is not wanted any more."""
         self.rows: Rows | None = None
         if by_keys and call.way is Way.BY_KEYS:
             contracts = [each for each in call.contracts if each is not None]
@@ -174,7 +174,7 @@ class Request:
             updates: the known results of the pushes on rows.
         """
         if self.rows is None or self.state is not State.IN_FLIGHT:
-            if self.state is State.IN_FLIGHT and not self.is_concurrent:
+            if not self.is_concurrent:
                 self._await()
             self.park()
             return
@@ -240,11 +240,9 @@ class Request:
 
     def _await(self) -> None:
         """Wait for the result of the read, since reads of this state may not run concurrently with pushes."""
-        for each in (self._future, *self._read_again):
-            future = each.future if isinstance(each, BatchInFlight) else each
+        for future in self._futures():
             with suppress(Exception):  # the forward makes the call again
-                if future is not None:
-                    future.wait()
+                future.wait()
 
     def repair(self) -> Reread | None:
         """Return the rows that have to be read again; None if there are none."""
@@ -256,7 +254,8 @@ class Request:
     def park(self) -> None:
         """Forget the result of the read, and wait for the next chance to leave."""
         if self.state is not State.TAKEN:
-            self.state, self._future = State.PARKED, None
+            self._forget()
+            self.state = State.PARKED
             self.missed, self._is_counted = 0, False
             if self.rows is not None:
                 self.rows.forget()
@@ -264,7 +263,8 @@ class Request:
     def drop(self) -> None:
         """Leave the call to its forward."""
         if self.state is not State.TAKEN:
-            self.state, self._future = State.DROPPED, None
+            self._forget()
+            self.state = State.DROPPED
 
     def size(self) -> int | None:
         """Return the size of the result in bytes; None while there is none."""
@@ -276,13 +276,33 @@ class Request:
         except Exception:  # noqa: BLE001 - the forward makes the call again
             return None
 
-    def settle(self) -> None:
-        """Wait for a limited time for messages in flight, so that the loop leaves nothing behind."""
-        until = time.monotonic() + _SETTLE_S
-        for each in (self._future, *self._read_again):
+    @property
+    def is_over(self) -> bool:
+        """Whether all of its messages were answered."""
+        return all(future.done() for future in self._futures())
+
+    def settle(self, until: float) -> None:
+        """Wait for its messages in flight, until a time of `time.monotonic` at most."""
+        while not self.is_over and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+
+    def make_way(self, states: frozenset[ServerState]) -> None:
+        """Wait for its messages before a write, if it may not run beside one that changes what it reads."""
+        if (self._future or self._others) and not self.is_concurrent and meet(self.call.reads, states):
+            self._await()
+
+    def _futures(self) -> Iterator[Any]:
+        """Yield the futures of all messages that were sent, forgotten or not."""
+        for each in (self._future, *self._others):
             future = each.future if isinstance(each, BatchInFlight) else each
-            while future is not None and not future.done() and time.monotonic() < until:
-                time.sleep(_LOOK_S)
+            if future is not None:
+                yield future
+
+    def _forget(self) -> None:
+        """Forget the result, but not that its message may still be in flight."""
+        if self._future is not None:
+            self._others.append(self._future)
+            self._future = None
 
     def take(self) -> Any:
         """Return the future that replaces the call's issue in its forward; None if the forward has to make the call."""
@@ -401,7 +421,7 @@ class Reread:
             request.drop()
             return
         flying = self._message.issue(self._sent)
-        request._read_again.append(flying)
+        request._others.append(flying)
         _ended_by(flying, self._end_spans)
         if self._message.is_batch:
             request.rows.read_again(self._repair, lambda: [flying.result(index) for index in range(len(flying))])

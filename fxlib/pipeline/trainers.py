@@ -29,7 +29,8 @@ class Trainers:
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
-        self._stated: int | None = None
+        self._stated: list[int | None] = []
+        """The numbers of trainers that open loops state; None for one that states none."""
         self._agent: object = None
         """The RPC agent whose workers were examined; None before the first."""
         self._others: list[str] = []
@@ -37,19 +38,28 @@ class Trainers:
         self._has_warned = False
 
     def loop_began(self, stated: int | None) -> None:
-        """Note the number of trainers that the program states; None if it states none."""
-        self._stated, self._agent = stated, None
+        """Note the number of trainers that a loop states; None if it states none."""
+        self._stated.append(stated)
+        self._agent = None
+
+    def loop_ended(self, stated: int | None) -> None:
+        """Forget the statement of a loop."""
+        self._stated.remove(stated)
 
     @property
     def are_several(self) -> bool:
-        """Whether any other process may write to the servers."""
-        if self._stated is not None:
-            return self._stated > 1
+        """Whether any other process may write to the servers; what any open loop states holds for all."""
+        if (most := self._most_stated) is not None:
+            return most > 1
         return _in_group() or bool(self._other_workers())
+
+    @property
+    def _most_stated(self) -> int | None:
+        return max((each for each in self._stated if each is not None), default=None)
 
     def warn(self) -> None:
         """Warn, once, about workers that count as trainers although the program has not said so."""
-        others = [] if self._stated is not None or _in_group() else self._other_workers()
+        others = [] if self._most_stated is not None or _in_group() else self._other_workers()
         if others and not self._has_warned:
             warnings.warn(
                 f"{Reason.AHEAD_SEVERAL_TRAINERS.sentence()}. The module does not call {', '.join(others)}, which may "

@@ -255,4 +255,6 @@ def _updated(push: Push, known: KnownRows) -> KnownRows:
     for new, old in zip(found.tensors, known.tensors, strict=True):
         if new.shape != old.shape or new.dtype != old.dtype or new.requires_grad:
             raise NotUpdated(f"{name} returns rows of another kind")
+    if found.settings != known.settings:
+        raise NotUpdated(f"{name} changes settings, and rows that were read before it have the old ones")
     return found

@@ -7,7 +7,8 @@ may write anything. Listeners learn of a write before it is sent, and it counts 
 
 A collective, a barrier or an access to a store orders this process with others: the program sees afterwards what they
 wrote before. So results that were read ahead are forgotten there. Whatever alias a program has for these operations,
-they go through methods of `ProcessGroup`, `Work` and `Store`, which are replaced, too. Operations inside a forward or a
+they go through methods of `ProcessGroup`, `Work` and `Store`, which are replaced, too; the functional collectives begin
+in C++, and are seen where their result is waited for. Operations inside a forward or a
 backward belong to the step itself, and are left alone; so are those that this library makes on threads of its own.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -77,6 +79,9 @@ class Listener(Protocol):
     def calls(self) -> None:
         """Settle whatever has to be over before this process makes another remote call."""
 
+    def about_to_write(self, states: frozenset[ServerState]) -> None:
+        """Wait for reads that may not run beside a write of these states."""
+
     def written(self, states: frozenset[ServerState]) -> None:
         """Forget results read from states that a call is about to write."""
 
@@ -135,7 +140,7 @@ class Watch:
                 for (owner, name), (original, _) in self._replaced.items():
                     setattr(owner, name, original)
                 self._replaced.clear()
-            self._writes.clear()
+            self._writes = [each for each in self._writes if not each.over]  # another loop may begin before they end
             self._stated.clear()
             self._known.clear()
 
@@ -192,8 +197,10 @@ class Watch:
         self._synchronizes(distributed.Work, "wait")
         for name in _STORE_ACCESSES:
             self._synchronizes(distributed.Store, name)
+        if functional := sys.modules.get("torch.distributed._functional_collectives"):
+            self._synchronizes(functional, "wait_tensor")
 
-    def _synchronizes(self, owner: type, name: str) -> None:
+    def _synchronizes(self, owner: Any, name: str) -> None:
         """Have listeners settle before a method runs, and forget their results after it."""
         original = getattr(owner, name, None)
         if original is None:  # another version of torch
@@ -237,6 +244,8 @@ class Watch:
 
     def begin(self, states: frozenset[ServerState]) -> _Write:
         """Tell all listeners about a write that is about to be sent."""
+        for each in list(self._listeners):  # without the lock: they may wait for answers
+            each.about_to_write(states)
         write = _Write(states)
         with self._lock:
             self._writes.append(write)

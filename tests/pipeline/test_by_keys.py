@@ -250,6 +250,25 @@ def test_reads_that_may_not_run_beside_pushes_have_come_before_these_are_sent() 
     assert in_flight == [0] * 8
 
 
+def test_nor_are_they_in_flight_beside_a_write_of_the_loop() -> None:
+    beside: list[int] = []
+    module = captured(look_up_in_turn)
+    with simulated(5) as world:
+        send = rpc.api._invoke_rpc
+
+        def noted(to: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+            if function is push_rows:
+                beside.append(sum(not each.landed for each in world._flying if each.function is look_up_in_turn))
+            return send(to, function, *args, **kwargs)
+
+        with mock.patch.object(rpc.api, "_invoke_rpc", noted):
+            for keys in fxlib.pipeline(KEYS, module):
+                rpc.rpc_sync("ps0", push_rows, args=("users", keys, torch.zeros(len(keys), 4)))
+                step(module, keys)
+    assert beside
+    assert not any(beside)
+
+
 @pytest.mark.parametrize(
     "options, told",
     [

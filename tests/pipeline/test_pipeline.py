@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed import rpc
 from torch.utils import data
 
@@ -21,10 +21,9 @@ import fxlib
 from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline import watch
-from fxlib.pipeline.module_ahead import MOST_IN_VAIN, ahead_of, captured_in
+from fxlib.pipeline.module_ahead import MOST_AHEAD, MOST_IN_VAIN, ahead_of, captured_in
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, functions
-from fxlib.runtime.gradients.pushes import PushesInFlight
 from fxlib.runtime.graph_set import GuardFailure
 from fxlib.spec.contract import Contract
 from tests.random_programs import simulation
@@ -394,6 +393,92 @@ def test_dicts_and_batches_have_the_modules_arguments_by_name(sent: Sent, module
         assert sent.since() == ["count"], batch
 
 
+def test_an_inputs_function_need_not_know_batches_that_the_loop_skips(sent: Sent, module: CapturedModule) -> None:
+    given: list[Any] = [{"ids": each} for each in batches(2)]
+    given.insert(1, None)
+    loop = fxlib.pipeline(given, module, inputs=lambda batch: (batch["ids"],))
+    assert [None if batch is None else module(batch["ids"]).shape for batch in loop].index(None) == 1
+
+
+def test_a_list_that_the_loop_changes_is_gone_through_as_a_plain_loop_does(sent: Sent, module: CapturedModule) -> None:
+    def seen(given: list[torch.Tensor], loop: Iterable[torch.Tensor]) -> list[float]:
+        found = []
+        for place, batch in enumerate(loop):
+            found.append(float(batch[0, 0]))
+            module(batch)
+            if place == 0:
+                given[1] = torch.full((2, 4), 7.0)
+            elif place == 2:
+                given.append(torch.full((2, 4), 8.0))
+            elif place == 3:
+                del given[2:]
+        return found
+
+    for depth in (1, 3):
+        plain, given = batches(3), batches(3)
+        assert seen(given, fxlib.pipeline(given, module, depth=depth)) == seen(plain, plain) == [0, 7, 2, 8]
+
+
+def test_a_pipeline_as_deep_as_what_is_kept_takes_what_was_fetched(sent: Sent, module: CapturedModule) -> None:
+    loop = fxlib.pipeline(batches(MOST_AHEAD + 8), module, depth=MOST_AHEAD)
+    run(loop, module)
+    assert loop.taken > MOST_AHEAD
+    assert loop.unused == 0
+
+
+class Offset(nn.Module):
+    """Looks up what depends on a buffer, too, and what depends on constants alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset, self.all = nn.Buffer(torch.ones(2, 4)), nn.Buffer(torch.zeros(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = rpc.rpc_sync("ps0", simulation.count, args=(x + self.offset,))
+        return found + rpc.rpc_sync("ps0", simulation.count, args=(self.all,))
+
+
+@pytest.mark.filterwarnings("error::fxlib.errors.FxlibWarning")
+def test_a_forward_is_known_by_its_inputs_and_not_by_buffers() -> None:
+    module = fxlib.capture(Offset())
+    with simulated(5):
+        loop = fxlib.pipeline(batches(3), module)
+        for batch in loop:
+            module(torch.zeros(2, 4))  # of no batch of the loop
+            module(batch)
+    assert loop.taken == 2 * 2
+
+
+@pytest.mark.filterwarnings("error::fxlib.errors.FxlibWarning")
+def test_what_depends_on_constants_alone_is_taken_by_any_forward() -> None:
+    class Constant(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + rpc.rpc_sync("ps0", simulation.pure, args=(torch.ones(2, 4),))
+
+    module = fxlib.capture(Constant())
+    with simulated(5):
+        loop = fxlib.pipeline(batches(3), module)
+        found = run(loop, module)
+        assert all(torch.equal(each, Constant()(x)) for each, x in zip(found, batches(3), strict=True))
+    assert loop.taken == 2
+
+
+def test_a_write_of_the_loop_that_is_in_flight_when_another_loop_begins_is_known_to_that(
+    sent: Sent, module: CapturedModule
+) -> None:
+    with mock.patch.object(sent.world, "stir"):  # nothing is answered before somebody waits for it
+        for batch in fxlib.pipeline(batches(1), module):
+            module(batch)
+            write: Any = rpc.rpc_async("ps0", simulation.add, args=(torch.ones(2, 4),))
+        loop = iter(fxlib.pipeline(batches(2), module))
+        sent.since()
+        next(loop)
+        assert not write.landed
+        assert "count" not in sent.since()
+        write.wait()
+    del loop
+
+
 class Drawing(data.Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 4
@@ -490,126 +575,3 @@ def test_a_function_that_another_graph_says_writes_is_no_longer_taken_for_one_th
             rpc.rpc_sync("ps0", simulation.count, args=(torch.ones(1),))
         assert len(told) == 2 * writes
     own.remove(listener)
-
-
-class Table(nn.Module):
-    """Looks up what it trains, on one server."""
-
-    def __init__(self, function: Callable[..., torch.Tensor] = look_up_table) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2, 4))
-        self._function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rpc.rpc_sync("ps1", self._function, args=(x,)) * self.weight
-
-
-def scheduled(function: Callable[..., torch.Tensor]) -> CapturedModule:
-    """A program that sends its pushes together: others make them one by one, and wait for each."""
-    found = fxlib.optimize(fxlib.capture(Table(function)))
-    assert isinstance(found, CapturedModule)
-    return found
-
-
-@fxlib.remote(writes="table")
-def push_that_fails(x: torch.Tensor, gradient: torch.Tensor) -> None:
-    raise ValueError(f"refused {float(x[0, 0]):.0f}")
-
-
-@fxlib.remote(reads="table", gradient=f"{__name__}:push_that_fails")
-def look_up_in_vain(x: torch.Tensor) -> torch.Tensor:
-    return x * 2.0
-
-
-DEEDS: dict[str, Callable[[nn.Module, Any], object]] = {
-    "a forward": lambda module, _: module(torch.zeros(2, 4)),
-    "a call of the loop": lambda _, __: rpc.rpc_sync("ps0", simulation.count, args=(torch.ones(2, 4),)),
-    "a state dict": lambda module, _: nn.Sequential(module).state_dict(),
-    "the next pushes": lambda module, _: fxlib.push_gradients(module),
-    "no pushes": lambda module, _: fxlib.drop_gradients(module),
-    "the pipeline's state": lambda _, loop: loop.state_dict(),
-    "a key of a store": lambda _, __: distributed.HashStore().set("step", "1"),
-}
-
-
-@pytest.mark.parametrize("deed", DEEDS)
-def test_pushes_left_in_flight_are_over_before_anything_that_may_show_them(deed: str) -> None:
-    module = scheduled(look_up_table)
-    finished = mock.patch.object(PushesInFlight, "finish", autospec=True, side_effect=PushesInFlight.finish)
-    with simulated(5), finished as finish:
-        loop = fxlib.pipeline(Stateful(), module, ahead=True, defer_pushes=True)
-        for place, x in enumerate(loop):
-            train(module, x)
-            assert finish.call_count == place  # those of this step are in flight
-            if place == 1:
-                DEEDS[deed](module, loop)
-                assert finish.call_count == 2, deed
-    assert finish.call_count == 4
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_pushes_left_in_flight_send_what_their_arguments_held(seed: int) -> None:
-    module = scheduled(look_up_table)
-
-    def table(*, defer_pushes: bool) -> torch.Tensor:
-        buffer = torch.zeros(2, 4)  # a loader that uses its memory again
-        with simulated(seed) as world:
-            loader = (buffer.fill_(place) for place in range(4))
-            for x in fxlib.pipeline(loader, module, defer_pushes=defer_pushes):
-                train(module, x)
-                buffer.fill_(9.0)
-            return world.states["ps1"]["table"]
-
-    assert torch.equal(table(defer_pushes=True), table(defer_pushes=False))
-
-
-def test_a_failed_push_that_was_left_in_flight_is_raised_later_and_names_its_step() -> None:
-    module = scheduled(look_up_in_vain)
-    seen: list[float] = []
-
-    def step(x: torch.Tensor) -> None:
-        seen.append(float(x[0, 0]))
-        train(module, x)
-
-    with simulated(5), pytest.raises(ValueError, match="refused 0") as raised:
-        run(fxlib.pipeline(batches(), module, defer_pushes=True), step)
-    assert seen == [0.0, 1.0]  # the second forward has waited
-    assert any("a push of step 1 of the loop" in note for note in raised.value.__notes__)
-
-
-def test_the_last_pushes_of_a_loop_raise_at_its_end() -> None:
-    module = scheduled(look_up_in_vain)
-    with simulated(5), pytest.raises(ValueError, match="refused 0"):
-        run(fxlib.pipeline(batches(1), module, defer_pushes=True), lambda x: train(module, x))
-
-
-def test_of_a_loop_that_is_left_a_failed_push_is_told_and_raised_by_the_next_pushes() -> None:
-    module = scheduled(look_up_in_vain)
-
-    def first_step() -> None:
-        for x in fxlib.pipeline(batches(), module, defer_pushes=True):
-            train(module, x)
-            break
-
-    with simulated(5):
-        with pytest.warns(FxlibWarning, match="(?s)a push has failed that a loop left in flight.*refused 0"):
-            first_step()
-        with pytest.raises(ValueError, match="refused 0"):
-            fxlib.push_gradients(module)
-        fxlib.push_gradients(module)
-
-
-def test_a_loop_that_begins_with_a_failed_push_of_the_one_before_raises_it_and_leaves_nothing_open() -> None:
-    module = scheduled(look_up_in_vain)
-
-    def first_step() -> None:
-        for x in fxlib.pipeline(batches(), module, defer_pushes=True):
-            train(module, x)
-            break
-
-    with simulated(5):
-        with pytest.warns(FxlibWarning, match="a push has failed"):
-            first_step()
-        with pytest.raises(ValueError, match="refused 0"):
-            run(fxlib.pipeline(batches(), module), lambda x: train(module, x))
-        assert ahead_of(module)._loops == 0

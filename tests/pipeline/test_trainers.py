@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed import rpc
+from torch.distributed import _functional_collectives, rpc
+from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fxlib
@@ -94,8 +95,9 @@ def test_without_a_synchronization_a_read_ahead_may_have_come_before_what_anothe
         lambda: distributed.all_reduce(torch.ones(1), async_op=True).wait(),
         lambda: distributed.broadcast(torch.ones(1), src=1),
         lambda: distributed.recv(torch.ones(1), src=1),
+        lambda: _functional_collectives.all_reduce(torch.ones(1), "sum", c10d.GroupName("0")).add_(0),
     ],
-    ids=["barrier", "all_reduce", "asynchronous", "broadcast", "recv"],
+    ids=["barrier", "all_reduce", "asynchronous", "broadcast", "recv", "functional"],
 )
 def test_what_others_wrote_before_a_collective_is_seen_behind_it(synchronize: Callable[[], Any]) -> None:
     check_fresh(synchronize)
@@ -186,6 +188,19 @@ def test_a_worker_that_the_module_does_not_call_counts_as_a_trainer_until_the_lo
         warnings.simplefilter("error")
         assert reads_behind_pushes("trainer0", "ps0", "evaluator", trainers=1)
         assert not reads_behind_pushes("trainer0", "ps0", trainers=2)
+
+
+def test_a_loop_within_a_loop_leaves_the_outer_one_its_number_of_trainers() -> None:
+    module = captured(Trained())
+    with simulated(3):
+        outer = fxlib.pipeline(batches(), module, trainers=2)
+        for batch in outer:
+            with torch.no_grad():
+                for other in fxlib.pipeline(batches()[:2], module):
+                    module(other)
+            module(batch).sum().backward()
+            fxlib.push_gradients(module)
+    assert outer.taken == 0
 
 
 def test_a_loop_has_at_least_one_trainer() -> None:

@@ -23,9 +23,11 @@ from fxlib.pipeline.updates import Updates
 from fxlib.runtime import CapturedModule
 from fxlib.spec.servers import Server, Table
 from tests.pipeline.test_by_keys import KEYS, begin, captured, check_same, entered, no_delay, plain, step, trained
+from tests.random_programs import simulation
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import (
     HERE,
+    look_up_known,
     look_up_momentum,
     moved,
     push_momentum,
@@ -302,6 +304,48 @@ def moved_without_momentum(
 def test_an_update_that_makes_other_rows_than_its_push_is_told_of(push: Any, told: str) -> None:
     with pytest.raises(ContractError, match=told):
         fxlib.check_keys(look_up_momentum, push, begin("users", torch.arange(3, 40, 5)))
+
+
+@fxlib.remote(
+    reads="keyed",
+    part="table",
+    keys="keys",
+    concurrent=True,
+    gradient=f"{__name__}:push_counted",
+    with_state=f"{__name__}:look_up_counted_known",
+)
+def look_up_counted(table: str, keys: torch.Tensor) -> torch.Tensor:
+    return look_up_momentum(table, keys)
+
+
+@fxlib.remote(reads="keyed", part="table", keys="keys", concurrent=True)
+def look_up_counted_known(table: str, keys: torch.Tensor) -> batch.KnownRows:
+    return replace(look_up_known(table, keys), settings=(_pushes(table),))
+
+
+@fxlib.remote(writes="keyed", part="table", keys="keys", update=f"{__name__}:moved_by_count")
+def push_counted(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
+    push_momentum(table, keys, gradient / (1 + _pushes(table)))
+    simulation._state()[f"pushes of {table}"] = torch.tensor(1 + _pushes(table))
+
+
+@fxlib.remote(pure=True)
+def moved_by_count(known: batch.KnownRows, table: str, keys: torch.Tensor, gradient: torch.Tensor) -> batch.KnownRows:
+    (pushes,) = known.settings
+    assert isinstance(pushes, int)
+    return replace(moved(known, table, keys, gradient / (1 + pushes)), settings=(1 + pushes,))
+
+
+def _pushes(table: str) -> int:
+    return int(simulation._state().get(f"pushes of {table}", torch.tensor(0)))
+
+
+@pytest.mark.usefixtures("no_delay")
+def test_settings_that_pushes_change_are_told_of_and_rows_read_again() -> None:
+    with pytest.raises(ContractError, match=r"push_counted changes settings of .*look_up_counted_known"):
+        fxlib.check_keys(look_up_counted, push_counted, begin("users", torch.arange(3, 40, 5)))
+    with pytest.warns(FxlibWarning, match="moved_by_count changes settings"):
+        check_same(KEYS * 2, look_up_counted)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
