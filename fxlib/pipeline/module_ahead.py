@@ -124,7 +124,7 @@ class ModuleAhead(LeavesPushes):
         self._flow_controls: dict[tuple[int | None, int | None], FlowControl] = {}
         self._has_warned = False
         self._is_distributed = False
-        """Whether a forward ran in a context of distributed autograd."""
+        """Whether a forward of the loop that began last ran in a context of distributed autograd."""
         self._ran: CapturedModule | None = None
         """The module whose graph has run since the last batch was examined."""
         self._grad_enabled: bool | None = None
@@ -187,7 +187,7 @@ class ModuleAhead(LeavesPushes):
         if not any(requests):
             return None
         entry = Entry(program, noted, requests)
-        WATCH.add(self, program.contracts)
+        WATCH.add(self, program.contracts, program.methods)
         if len(self._entries) >= MOST_AHEAD + (self._asked_depth or 0):
             self.expire(self._entries[0])
         self._entries.append(entry)
@@ -223,6 +223,7 @@ class ModuleAhead(LeavesPushes):
             stale: number of steps whose pushes a read may miss; of several loops, the smallest holds for all.
         """
         self._trainers.loop_began(trainers)
+        self._is_distributed = False  # another loop, such as an evaluation, may run outside of such a context
         self.settle_pushes()
         self._loops += 1
         self._leaving += leaves_pushes
@@ -232,7 +233,7 @@ class ModuleAhead(LeavesPushes):
         self._batches = 0
         self._asked_depth = depth if depth or not stale else 1  # stale reads are measured by nobody
         self._choice.loop_began(self._asked_depth)
-        WATCH.add(self, {})
+        WATCH.add(self)
 
     def choose_by(self, kind: type[MeasuredChoice | InTurn]) -> None:
         """Use this kind of choice from now on; a present choice of the same kind stays."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch.utils import _pytree as pytree
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.prologue import CallAhead, Way, calls_ahead, ways
-from fxlib.analysis.effects.resources import may_run_here
+from fxlib.analysis.effects.resources import contract_of_call, function_name, may_run_here
 from fxlib.analysis.operators.schemas import attribute
 from fxlib.pipeline.unchanged import Noted, note
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.ops.contract_lookup import contracts_in
+from fxlib.runtime.ops.contract_lookup import contracts_by_name
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.spec.contract import Contract
 
@@ -47,6 +47,8 @@ class Program:
         limits: the limits on messages and on bytes in flight to a server, if the graph has any.
         rechecks: whether opaque work in the forward may change what a call sends, before the call is made.
         contracts: the contracts that the graph states for functions, by name.
+        methods: the contracts that it states for methods of the objects behind the module's RRefs, by these in words
+            and by ".method".
         ways: the ways in which all of its calls can be made ahead, each call at most in this way.
         updates: whether the rows of a call that is read by keys may come with the state that their update needs.
     """
@@ -56,7 +58,8 @@ class Program:
         self.generated: Callable[..., Any] = module._program.generated
         found = calls_ahead(module)
         self.calls: tuple[CallAhead, ...] = tuple(each for each in found if each.way is not None)
-        self.contracts: dict[str, Contract] = contracts_in(module.graph)
+        self.contracts: dict[str, Contract] = contracts_by_name(module.graph)
+        self.methods = dict(_methods(module, self.calls))
         self.rechecks = _meets_others_code(module)
         self._inputs = list(module.graph.find_nodes(op="placeholder"))
         if any(str(node.target).startswith("*") for node in self._inputs):
@@ -163,6 +166,13 @@ def _meets_others_code(module: CapturedModule) -> bool:
         does.fence is Reason.OPAQUE_NEIGHBOUR or (does.part in (Part.CALL, Part.ISSUE) and may_run_here(node))
         for node, does in zip(effects.nodes, effects.per_node, strict=True)
     )
+
+
+def _methods(module: CapturedModule, calls: Iterable[CallAhead]) -> Iterator[tuple[tuple[str, str], Contract]]:
+    for call in calls:
+        to, contract = call.node.args[0], contract_of_call(call.node)
+        if isinstance(to, Node) and to.op == "get_attr" and contract is not None:
+            yield (str(attribute(module, str(to.target))), function_name(call.node)), contract
 
 
 def _position(call: Node) -> int:

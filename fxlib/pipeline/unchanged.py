@@ -1,4 +1,4 @@
-"""Tell whether a value is unchanged: the same tensors, of the same version, in the same containers."""
+"""Tell whether a value is unchanged: the same tensors, of the same version, and RRefs, in the same containers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, cast
 
 import torch
+from torch.distributed import rpc
 
 _COPIED_BYTES = 1 << 20
 """Size in bytes up to which a tensor's bits are compared, too."""
@@ -69,6 +70,13 @@ def note(value: Any) -> Noted | None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Same:
+    """An object that nothing changes, and that no other one equals."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Container:
     kind: type
     keys: tuple[Any, ...] | None
@@ -81,6 +89,8 @@ def _noted(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return Noted(value)
+    if isinstance(value, rpc.PyRRef):
+        return _Same(value)
     if kind in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return _Container(kind, None, tuple(map(_noted, value)))
     if kind is dict:
@@ -91,6 +101,8 @@ def _noted(value: Any) -> Any:
 def _is_still(was: Any, value: Any) -> bool:
     if isinstance(was, Noted):
         return was.is_still(value)
+    if isinstance(was, _Same):
+        return was.value is value
     if not isinstance(was, _Container):
         return type(was) is type(value) and bool(was == value)
     return was.kind is type(value) and _are_still(was, value)

@@ -26,18 +26,24 @@ from typing import Any, Protocol
 
 import torch
 from torch import distributed
-from torch.distributed.rpc import api
+from torch.distributed.rpc import api, rref_proxy
 
 from fxlib import batch
 from fxlib.analysis.effects.prologue import meet
 from fxlib.analysis.effects.resources import ANY_STATE, ServerState, states_of
+from fxlib.capture import builtin_contracts
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
+from fxlib.runtime.ops.contract_lookup import method_called, of_method, of_method_called
 from fxlib.runtime.ops.operators import server_name
 from fxlib.runtime.tracking.forward_context import THREAD
 from fxlib.spec.contract import Contract, contract_of
 
 _NOTHING: frozenset[ServerState] = frozenset()
+_NO_CONTRACTS: Mapping[Any, Contract] = {}
+_METHODS = (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution)
+"""How torch calls a method of the object behind an RRef."""
+_QUESTIONS = (batch.echo, api._rref_typeof_on_owner)
 _ANYTHING = frozenset({ANY_STATE})
 _CREATIONS = ("_invoke_remote_builtin", "_invoke_remote_python_udf", "_invoke_remote_torchscript")
 _COLLECTIVES = (
@@ -113,14 +119,28 @@ class Watch:
         self._writes: list[_Write] = []
         self._stated: dict[str, Contract] = {}
         """Contracts that graphs state, by the function's name."""
+        self._methods: dict[tuple[str, str], Contract] = {}
+        """Contracts that graphs state for methods of objects behind RRefs, by the RRef in words and by ".method"."""
         self._known: dict[tuple[FunctionType, str], frozenset[ServerState]] = {}
         """States that functions write on a server by their declarations, under the contracts that are stated now."""
         self._replaced: dict[tuple[Any, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
         """torch's functions, by owner and name: the original, and its replacement."""
 
-    def add(self, listener: Listener, stated: Mapping[str, Contract]) -> None:
-        """Tell a listener about writes from now on, and trust the contracts that its graph states."""
+    def add(
+        self,
+        listener: Listener,
+        stated: Mapping[str, Contract] = _NO_CONTRACTS,
+        methods: Mapping[tuple[str, str], Contract] = _NO_CONTRACTS,
+    ) -> None:
+        """Tell a listener about writes from now on, and trust the contracts that its graph states.
+
+        Args:
+            listener: the listener.
+            stated: contracts by the function's name.
+            methods: contracts of methods of objects behind RRefs, by the RRef in words and by ".method".
+        """
         with self._lock:
+            self._methods.update(methods)
             if any(self._stated.get(name) != contract for name, contract in stated.items()):
                 self._stated.update(stated)
                 self._known.clear()
@@ -142,6 +162,7 @@ class Watch:
                 self._replaced.clear()
             self._writes = [each for each in self._writes if not each.over]  # another loop may begin before they end
             self._stated.clear()
+            self._methods.clear()
             self._known.clear()
 
     @property
@@ -276,6 +297,12 @@ class Watch:
             return known
         if _only_reads(function):
             return _NOTHING
+        if function in _METHODS:
+            return states_of(self._contract_of_method(*args[:2]), server)[1]
+        if (called := method_called(function, tuple(args))) is not None:
+            helpers = self._contract(function)
+            contract = of_method_called(called.method, helpers, self._stated.get, builtin_contracts.of_method)
+            return states_of(contract, server)[1]
         contract = self._contract(function)
         states = states_of(contract, server)[1]
         if is_plain and contract is not None:
@@ -288,6 +315,13 @@ class Watch:
         except ContractError:
             stated = None
         return stated or contract_of(function)
+
+    def _contract_of_method(self, rref: Any, method: str) -> Contract | None:
+        """Return the contract of a method of the object behind an RRef, whose class the call has asked for."""
+        if (stated := self._methods.get((str(rref), f".{method}"))) is not None:
+            return stated
+        kind = rref._get_type(blocking=False).wait()
+        return of_method(kind, method, self._stated.get) or builtin_contracts.of_method(kind, method)
 
 
 class _Announced:
@@ -318,11 +352,11 @@ def _calls_within(function: Any, args: Any) -> Iterable[batch.Call] | None:
 
 
 def _only_reads(function: Any) -> bool:
-    """Whether a function is one of the library's own that asks for a value behind an RRef, or for an echo."""
+    """Whether a function asks for the value behind an RRef, its class, or an echo, as the library and torch do."""
     if isinstance(function, operator.methodcaller):
         reduced: Any = function.__reduce__()
         return bool(reduced[1][0] == "local_value")
-    return function is batch.echo
+    return function in _QUESTIONS
 
 
 WATCH = Watch()

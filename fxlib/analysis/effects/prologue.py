@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import rpc
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.model import Effects
@@ -26,9 +28,9 @@ from fxlib.analysis.effects.resources import (
     declared_contract,
     destination,
     function_name,
-    reads_and_writes,
     states_of,
 )
+from fxlib.analysis.operators.operator_tables import RREF_METHODS
 from fxlib.analysis.operators.schemas import attribute
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
@@ -37,6 +39,7 @@ from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.registry import CREATIONS, TRACKERS, is_batch, items_of
 from fxlib.runtime.ops.timeline import call_name
 from fxlib.spec.contract import Contract
+from fxlib.wire import OpaqueRRef
 
 
 class Way(Enum):
@@ -114,10 +117,6 @@ def pushed(module: GraphModule) -> dict[str, frozenset[ServerState]]:
     return found
 
 
-def _functions(call: Node) -> list[str]:
-    return [each.function for each in items_of(call)] if is_batch(call) else [function_name(call)]
-
-
 def meet(reads: Iterable[ServerState], writes: Iterable[ServerState]) -> bool:
     """Return whether a write may change what is read."""
     written = list(writes)
@@ -171,7 +170,7 @@ class _Analyst:
                 detail=refusal.detail,
                 remedy=refusal.remedy,
             )
-        reads, _ = reads_and_writes(call)
+        reads = self._reads(call)
         pushes = sorted(name for name, written in self._pushed.items() if meet(reads, written))
         undeclared = self._without_keys(call, pushes) if pushes else []
         by_keys = bool(pushes) and not undeclared
@@ -186,12 +185,22 @@ class _Analyst:
             remedy=f"keys= on {', '.join(undeclared)} would let it leave before the push" if undeclared else "",
             prologue=prologue,
             reads=reads,
-            contracts=tuple(self._contracts.get(each) for each in _functions(call)),
+            contracts=tuple(contract for _, contract in self._contracts_of(call)),
         )
+
+    def _contracts_of(self, call: Node) -> list[tuple[str, Contract | None]]:
+        """Return the function of a call, or of each call of a batch, with its contract."""
+        if is_batch(call):
+            return [(each.function, self._contracts.get(each.function)) for each in items_of(call)]
+        return [(function_name(call), contract_of_call(call))]
+
+    def _reads(self, call: Node) -> frozenset[ServerState]:
+        rref = self._rref_of(call)
+        return states_of(contract_of_call(call), destination(call) if rref is None else rref.owner_name() or None)[0]
 
     def _without_keys(self, call: Node, pushes: Iterable[str]) -> list[str]:
         """Return the functions that would have to declare their keys for the call to be repaired row by row."""
-        read = {name: self._contracts.get(name) for name in _functions(call)}
+        read = dict(self._contracts_of(call))
         written = {name: declared_contract(name) or self._of_gradients.get(name) for name in pushes}
         return sorted(name for name, found in {**read, **written}.items() if found is None or found.keys is None)
 
@@ -206,15 +215,24 @@ class _Analyst:
             raise _Refusal(Reason.UNKNOWN_CONTRACT, remedy=f"declare @fxlib.remote(reads=...) on {name}")
         if not contract.is_read:
             raise _Refusal(Reason.WRITES_STATE, ", ".join(sorted(contract.writes)))
-        if destination(call) is None:
-            raise _Refusal(Reason.UNKNOWN_DESTINATION, remedy="name the server by a constant")
-        reads, _ = reads_and_writes(call)
+        if destination(call) is None and self._rref_of(call) is None:
+            remedy = "name the server by a constant, or by an RRef that the module holds"
+            raise _Refusal(Reason.UNKNOWN_DESTINATION, remedy=remedy)
+        reads = self._reads(call)
         for node, written in self._writers:
             if meet(reads, written):
                 writer = function_name(node)
                 undeclared = contract_of_call(node) is None
                 remedy = f"declare what {writer} reads and writes, by @fxlib.remote" if undeclared else ""
                 raise _Refusal(Reason.AHEAD_WRITTEN, writer, remedy)
+
+    def _rref_of(self, call: Node) -> Any:
+        """Return the module's RRef to which a call goes, by itself or by its owner; None if there is none."""
+        to = call.args[0]
+        if isinstance(to, Node) and to.op == "call_method" and to.target in RREF_METHODS:
+            to = to.args[0]
+        value = attribute(self._module, str(to.target)) if isinstance(to, Node) and to.op == "get_attr" else None
+        return value if isinstance(value, (rpc.PyRRef, OpaqueRRef)) else None
 
     def _prologue(self, call: Node) -> tuple[Node, ...]:
         """Return the nodes that a call's arguments are computed from; refuse what may differ in the step before."""
@@ -261,7 +279,8 @@ class _Analyst:
 
 
 def _is_constant(value: object) -> bool:
-    """Return whether any change of an attribute can be detected: it is a buffer, with a version, or a plain value."""
+    """Return whether changes of an attribute can be detected: a buffer has a version, and nothing changes an RRef."""
     if isinstance(value, torch.Tensor):
         return not isinstance(value, nn.Parameter) and not value.requires_grad
-    return isinstance(value, (int, float, str, bool, type(None), torch.dtype, torch.device))
+    plain = (int, float, str, bool, type(None), torch.dtype, torch.device)
+    return isinstance(value, (*plain, rpc.PyRRef, OpaqueRRef))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -161,19 +161,32 @@ def contracts_in(graph: Graph) -> dict[str, Contract]:
     """
     found: dict[str, Contract] = {}
     helpers: dict[str, list[Contract]] = {}
+    for function, method, contract in _called(graph):
+        found[method or function] = contract
+        if method:
+            helpers.setdefault(function, []).append(contract)
+    alike = {name: each[0] for name, each in helpers.items() if all(one == each[0] for one in each)}
+    return alike | found
+
+
+def contracts_by_name(graph: Graph) -> dict[str, Contract]:
+    """Return those of these contracts that hold for a function or method wherever it is called.
+
+    What is known of a helper holds for the methods that the graph gives to it, and what is known of ".method" for the
+    graph's own RRefs.
+    """
+    found = {method or function: contract for function, method, contract in _called(graph)}
+    helpers = {function for function, method, _ in _called(graph) if method}
+    return {name: contract for name, contract in found.items() if name not in helpers and not name.startswith(".")}
+
+
+def _called(graph: Graph) -> Iterator[tuple[str, str, Contract]]:
+    """Yield for each call with a contract the function, the method that it is given if it is a helper, and that."""
     for node in graph.nodes:
         if "contract" not in node.meta:
             continue
         if node.target in {operators.remote_call, operators.issue_call}:
-            function, args = node.args[1:3]
+            yield str(node.args[1]), method_sent(node.args[2]), node.meta["contract"]
         elif is_item(node):
-            function, args = item_of(node).function, item_of(node).args
-        else:
-            continue
-        if method := method_sent(args):
-            found[method] = node.meta["contract"]
-            helpers.setdefault(str(function), []).append(node.meta["contract"])
-        else:
-            found[str(function)] = node.meta["contract"]
-    alike = {name: each[0] for name, each in helpers.items() if all(one == each[0] for one in each)}
-    return alike | found
+            item = item_of(node)
+            yield item.function, method_sent(item.args), node.meta["contract"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from torch import nn
 
 import fxlib
 from fxlib.analysis.effects.prologue import CallAhead, Way, calls_ahead
+from fxlib.analysis.effects.resources import ServerState
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.ops import track_gradient
 from fxlib.spec.contract import Contract
+from fxlib.wire import OpaqueRRef
 from tests.analysis.sketch import READ, WRITE, Sketch
 
 PURE = Contract(pure=True)
@@ -170,7 +173,20 @@ def test_a_server_that_only_the_run_knows_is_not_read_ahead() -> None:
     assert (found.reason.name, bool(found.remedy)) == ("UNKNOWN_DESTINATION", True)
 
 
-def test_collectives_and_objects_behind_rrefs_stay() -> None:
+@pytest.mark.parametrize("owner", ["ps0", ""], ids=["known", "unknown"])
+def test_a_call_goes_to_an_rref_that_the_module_holds_or_to_its_owner(owner: str) -> None:
+    root: Any = nn.Module()
+    root.rref = OpaqueRRef("rref", owner, here=False)
+    for by_owner in (False, True):
+        program = Sketch("ids", root=root)
+        rref = program.state("rref")
+        to = program.work("to", "owner", rref) if by_owner else rref
+        found = lookup_of(program, program.inputs[0], to=to)
+        assert (found.way, found.reason.name) == (Way.NOTHING_WRITTEN, "RUNS_AHEAD")
+        assert found.reads == {ServerState(owner or None, "table")}
+
+
+def test_collectives_stay() -> None:
     program = Sketch("x")
     (x,) = program.inputs
     program.collective("reduced", x)
