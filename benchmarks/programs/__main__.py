@@ -13,7 +13,9 @@ and on the servers), `decided_seconds` (how long the launcher waited for the ser
 beside the measured one; a bound is at most 1. `busy_cores` is the share of the machine's cores that launchers and
 servers kept busy: where it is near 1, the cores are what an arm waits for. A prediction is no shorter than what the
 profiled steps took of the cores; a bound is made for servers with hosts of their own. A case says why it was not
-adopted.
+adopted. With `loop` "evaluation", a case is a loop over 24 batches without gradients, whose servers draw no random
+numbers: `original`, `fxlib` (the schedule for forwards alone) and `pipeline`, the same under `fxlib.pipeline`; `taken`
+is the share of calls whose results were there when their forward came; in some steps the loop tries to do without.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Final
 
 from benchmarks.programs.case import ORIGINAL, Asked, Found
 from benchmarks.programs.catalogue import PROGRAMS
+from benchmarks.programs.evaluation import Evaluated
 from benchmarks.report import Case, Row, line, ratio_interval, row
 from examples.service import service
 
@@ -45,7 +48,8 @@ def found(asked: Asked) -> Found:
         command = [sys.executable, "-m", "benchmarks.programs.case", json.dumps(asdict(replace(asked, folder=folder)))]
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
-            return Found(**json.loads(done.stdout.splitlines()[-1]))
+            told = json.loads(done.stdout.splitlines()[-1])
+            return Found(**told | {"evaluation": told["evaluation"] and Evaluated(**told["evaluation"])})
         except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
             return Found(why=f"the launcher did not end well: {type(error).__name__}")
 
@@ -95,12 +99,34 @@ def rows(name: str, service_ms: float, came: Found) -> Iterator[Row]:
     if came.bound_s is not None and "fxlib" in came.seconds:
         off, low, high = ratio_interval([came.bound_s] * len(came.seconds["fxlib"]), came.seconds["fxlib"])
         yield _ratio(case, "bound/measured", "seconds", (off, low, high), came.seconds["fxlib"])
+    if came.evaluation is not None:
+        yield from _of_evaluation({**case, "loop": "evaluation"}, came.evaluation)
     pairs = [(ORIGINAL, arm) for arm in came.seconds if arm != ORIGINAL]
     pairs += [("hand", arm) for arm in ("fxlib", "unprofiled") if {"hand", arm} <= came.seconds.keys()]
     for above, below in pairs:
         ratio = ratio_interval(came.seconds[above], came.seconds[below])
         arm, metric = (below, "gain") if above == ORIGINAL else (f"{below}/{above}", "speed")
         yield _ratio(case, arm, metric, ratio, came.seconds[above])
+
+
+def _of_evaluation(case: Case, came: Evaluated) -> Iterator[Row]:
+    for metric, value in (("bitwise", float(came.bitwise)), ("taken", came.taken)):
+        yield Row(
+            benchmark=NAME,
+            case=case,
+            arm="pipeline",
+            metric=metric,
+            value=value,
+            unit="",
+            low=value,
+            high=value,
+            runs=1,
+        )
+    for arm, seconds in came.seconds.items():
+        yield row(benchmark=NAME, case=case, arm=arm, metric="step_seconds", unit="s", samples=seconds)
+        if arm != ORIGINAL:
+            ratio = ratio_interval(came.seconds[ORIGINAL], seconds)
+            yield _ratio(case, arm, "gain", ratio, seconds)
 
 
 def _ratio(case: Case, arm: str, metric: str, ratio: tuple[float, float, float], samples: Sequence[float]) -> Row:

@@ -26,6 +26,7 @@ from torch.fx import GraphModule
 import fxlib
 from benchmarks.programs import catalogue, world
 from benchmarks.programs.catalogue import Program
+from benchmarks.programs.evaluation import Evaluated, evaluated
 from benchmarks.programs.loading import quiet
 from fxlib.analysis.cost.simulate import predict
 from fxlib.spec.job import TrialOptions
@@ -55,6 +56,7 @@ class Found:
         busy: share of the machine's cores that launchers and servers kept busy while an arm ran; from 0 to 1.
         predicted_s: a step of an arm by the cost model, its processes sharing this host's cores as they do.
         bound_s: the shortest step of any legal order by the cost model; None: it was not computed.
+        evaluation: what came of evaluating the model; None: it was not tried.
     """
 
     captured: bool = False
@@ -66,6 +68,7 @@ class Found:
     busy: dict[str, float] = field(default_factory=dict)
     predicted_s: dict[str, float] = field(default_factory=dict)
     bound_s: float | None = None
+    evaluation: Evaluated | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +153,10 @@ def _run(program: Program, module: Any, asked: Asked, found: Found) -> None:
         arms["unprofiled"] = fxlib.optimize(graph)
     steps = {name: _step(arm, workload, batch, model) for name, arm in arms.items()}
     found.bitwise = _agree([_bits(steps[ORIGINAL], program) for _ in range(3)], _bits(steps["fxlib"], program))
-    found.seconds, found.busy = _race(steps, rounds=7 if asked.quick else 15)
+    rounds = 7 if asked.quick else 15
+    found.seconds, found.busy = _race(steps, rounds=rounds)
+    if not program.is_random:
+        found.evaluation = evaluated(program, model, batch, rounds=rounds)
 
 
 def _loss(target: torch.Tensor) -> str:

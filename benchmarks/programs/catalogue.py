@@ -44,6 +44,7 @@ class Program:
         hand: an expert's forward, of the model; None: there is no more than one call at a time to make.
         parallel: whether a part of it is wrapped into `DistributedDataParallel`.
         prepare: makes up, in each process, for releases of libraries that the program was not written for.
+        is_random: whether its servers draw random numbers in an evaluation, too.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Program:
     hand: Callable[[nn.Module], Callable[..., Any]] | None = None
     parallel: bool = False
     prepare: Callable[[], None] | None = None
+    is_random: bool = False
 
     @property
     def launchers(self) -> int:
@@ -422,6 +424,7 @@ PROGRAMS: Final = (
         servers=("parameter_server",),
         make=lambda module: module.TrainerNet(),
         batch=images,
+        is_random=True,
     ),
     Program(
         name="rnn",
@@ -430,6 +433,7 @@ PROGRAMS: Final = (
         servers=("ps",),
         make=lambda module: module.RNNModel("ps", 10, 200, 200, 2),
         batch=words,
+        is_random=True,
     ),
     _HYBRID,
     replace(_HYBRID, name="rpc_ddp_tutorial", path="rpc_ddp_tutorial/main.py"),
