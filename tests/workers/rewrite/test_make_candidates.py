@@ -251,6 +251,14 @@ def test_a_program_of_which_no_order_gains_enough_is_left_alone_before_a_trial(
         assert report.explanation.endswith("0.1%")
 
 
+def test_a_program_that_gains_across_the_step_alone_is_tried_under_its_pipeline(tmp_path: Path) -> None:
+    folder = request(tmp_path / "job", Chained(), lookup_workload(pipeline=1))
+    folder.write_profile(timed(relu_s=2e-5))
+    rewrite(folder)
+    assert folder.read_rewrite().reason is None
+    assert {each.report.pipeline for each in folder.candidates()} == {0, 1}
+
+
 def test_a_folder_without_drafts_has_none(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path)
     folder.write_rewrite(Report(decision="keep_original", reason=None, explanation=""))

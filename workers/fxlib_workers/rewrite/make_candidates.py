@@ -135,7 +135,7 @@ def make_candidates(
     return Candidates(
         ranked=tuple(ranked),
         recipe=report(done, *untried, across=exact, tried=_LoopTried()),
-        headroom=_headroom(original, recipe, split, profile),
+        headroom=_headroom(original, recipe, split, profile, [each for each in bounds.values() if each is not None]),
     )
 
 
@@ -197,13 +197,17 @@ def _not_wanted_lossy(max_relative_error: float | None) -> str:
 
 
 def _headroom(
-    original: GraphModule, recipe: recipes.Recipe, split: GraphModule | None, profile: Profile | None
+    original: GraphModule,
+    recipe: recipes.Recipe,
+    split: GraphModule | None,
+    profile: Profile | None,
+    across: Sequence[Bound],
 ) -> float | None:
     if split is None or not _SCHEDULING.issuperset(each.name for each in recipe.passes):
         return None
     if any(call.guessed for call in Costs.of(original, profile).results.values()):
         return None
-    least_s = bound(split, profile, typical=True).step_s
+    least_s = min(each.step_s for each in (bound(split, profile, typical=True), *across))
     return predict(original, profile).step_s / least_s - 1.0 if least_s else None
 
 
