@@ -504,11 +504,11 @@ class _Taken:
         found: Sequence[Any] | None = None
         with suppress(Exception):  # the program has not asked for the result yet
             found = [self._future.wait()]
+        DEADLINES.forget(self._future)
         if found is not None and self._merged is not None:
             found = self._merged(found)
         if found is not None:
             return found[0]
-        DEADLINES.forget(self._future)
         return self._again()
 
     def done(self) -> bool:
