@@ -19,14 +19,11 @@ from fxlib_service.check_pool import CheckPool
 from fxlib_service.clock import Clock
 from fxlib_service.config import Limits
 from fxlib_service.convert import checked_blob
-from fxlib_service.errors import Code, ServiceError, Violation
+from fxlib_service.errors import LOST, Code, ServiceError, Violation
 from fxlib_service.field_checks import DEFAULT_NAME, check_submission
 from fxlib_service.job import Job
 from fxlib_service.roles import OWNER, Caller
 from fxlib_service.stores.base import JobStore
-
-LOST: Final = frozenset({Code.BLOB_NOT_FOUND, Code.BLOB_CORRUPT})
-"""The codes for a blob that is gone or damaged when it is read; the next upload restores it."""
 
 _MAX_VIOLATIONS: Final = 50
 _REMEMBERED: Final = 10_000

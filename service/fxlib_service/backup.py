@@ -37,7 +37,7 @@ from fxlib_service.blobs.base import BlobStore, CheckedBlob
 from fxlib_service.blobs.folder import FolderBlobStore, sync_folder
 from fxlib_service.clock import Clock
 from fxlib_service.config import APPLICATION, Config
-from fxlib_service.errors import Code, ServiceError
+from fxlib_service.errors import LOST, ServiceError
 from fxlib_service.named_blobs import NamedBlobs
 from fxlib_service.open_stores import LOCK, RESTORING, DataLock, blob_store, is_shared, sqlite_path
 from fxlib_service.storage_faults import in_full
@@ -319,7 +319,7 @@ def _copy(read: Callable[..., bytes], sha256: str, target: BlobStore) -> int | N
             at = target.append(sha256, piece)
         target.commit(CheckedBlob(sha256=sha256, size=at))
     except ServiceError as error:
-        if error.code not in (Code.BLOB_NOT_FOUND, Code.BLOB_CORRUPT):
+        if error.code not in LOST:
             raise
         target.drop(sha256)
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from fxlib.errors import FxlibError
 
@@ -35,6 +36,10 @@ class Code(Enum):
     CALL_TIMEOUT = "the service did not finish the call in its own time limit"
     SHUTTING_DOWN = "the service is shutting down"
     INTERNAL = "the service itself failed"
+
+
+LOST: Final = frozenset({Code.BLOB_NOT_FOUND, Code.BLOB_CORRUPT})
+"""The codes for a blob that is gone or damaged when it is read; the next upload restores it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

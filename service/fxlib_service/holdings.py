@@ -42,9 +42,9 @@ class Holdings:
         """Return whether a namespace has a blob, provided that the service has it."""
         return not await self.missing(namespace, {sha256: 0})
 
-    async def bytes_of(self, namespace: str) -> int:
-        """Return the total size of a namespace's blobs, in bytes."""
-        return await self._ledger.read(self._ledger.store.held_bytes, namespace)
+    async def bytes_of(self, namespace: str, *, besides: str) -> int:
+        """Return the total size in bytes of the blobs that a namespace has besides one, given by its SHA-256."""
+        return await self._ledger.read(self._ledger.store.held_bytes, namespace, besides=besides)
 
     async def add(self, namespace: str, blob: CheckedBlob) -> None:
         """Record that a namespace has uploaded a blob."""

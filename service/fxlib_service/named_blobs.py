@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from fxlib.errors import WireError
 from fxlib.protocol import blobs_of
@@ -10,11 +11,16 @@ from fxlib.v1 import graph_pb2, jobs_pb2
 from fxlib.wire import parse, values_of
 from fxlib_service.blobs.base import CheckedBlob
 from fxlib_service.convert import checked_blob
-from fxlib_service.errors import ServiceError
+from fxlib_service.errors import LOST, Code, ServiceError
+
+_NAMES_NOTHING: Final = LOST | {Code.INVALID_REQUEST}
 
 
 class NamedBlobs:
     """Reads requests and answers, and each graph that they name once.
+
+    A graph that is missing or damaged, or was never valid, names nothing. A fault of the storage says nothing about a
+    graph, so it is raised by every method.
 
     Args:
         read: returns the bytes of a graph; raises ServiceError if it is missing. The bytes may be damaged.
@@ -49,6 +55,10 @@ class NamedBlobs:
     def _weights(self, ref: graph_pb2.BlobRef) -> Iterator[str]:
         try:
             graph = parse(self._read(checked_blob(ref)))
-        except (ServiceError, WireError):  # a graph that is missing, or was never valid, names nothing
+        except WireError:
+            return
+        except ServiceError as error:
+            if error.code not in _NAMES_NOTHING:
+                raise
             return
         yield from (storage.sha256 for storage in values_of(graph))

@@ -196,15 +196,17 @@ class StorageQuota:
         Args:
             namespace: the namespace that uploads.
             blob: the blob that was announced.
-            held: size of the blobs that the namespace has, in bytes.
+            held: size of the other blobs that the namespace has, in bytes.
             unfinished: sizes of its unfinished uploads in bytes, by SHA-256.
 
         Raises:
             ServiceError: QUOTA_EXCEEDED.
         """
         allowed, opened, mine = self._quotas.of(namespace).stored_bytes, self._open[namespace], object()
-        pending = {**unfinished, **dict(opened.values()), blob.sha256: blob.size}
-        if allowed is not None and held + sum(pending.values()) > allowed:
+        announced = Counter({blob.sha256: blob.size})
+        for sha256, size in opened.values():
+            announced[sha256] = max(announced[sha256], size)  # several streams may send one blob
+        if allowed is not None and held + sum({**unfinished, **announced}.values()) > allowed:
             raise exceeded(namespace, "stored_bytes", allowed, retry_after_s=_LATER_S)
         opened[mine] = blob.sha256, blob.size
         try:

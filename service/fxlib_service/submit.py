@@ -12,10 +12,10 @@ from typing import Final
 
 from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2
-from fxlib_service.admission import LOST, Admission, Examined, is_small
+from fxlib_service.admission import Admission, Examined, is_small
 from fxlib_service.background import Background
 from fxlib_service.config import Limits
-from fxlib_service.errors import Code, ServiceError
+from fxlib_service.errors import LOST, Code, ServiceError
 from fxlib_service.fair_budget import FairBudget
 from fxlib_service.field_checks import DEFAULT_NAMESPACE
 from fxlib_service.holdings import Holdings

@@ -22,7 +22,9 @@ from fxlib import wire
 from fxlib.errors import FxlibError
 from fxlib.v1 import blobs_pb2, jobs_pb2
 from fxlib_service import backup
+from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.config import Config
+from fxlib_service.errors import Code, ServiceError
 from fxlib_service.server import Server
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.client import Client, running
@@ -277,6 +279,23 @@ def test_a_blob_that_the_service_has_lost_is_told_and_keeps_nothing_back(
     assert told.missing == sorted([lost, damaged])
     assert (config.data / "blobs" / damaged[:2] / damaged).exists()
     assert backup.restore(Config(data=tmp_path / "new"), tmp_path / "another").jobs == 5
+
+
+@pytest.mark.slow
+def test_a_graph_that_cannot_be_read_now_fails_the_backup(
+    made: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, faults = FolderBlobStore.read, iter([ServiceError(Code.STORAGE_UNAVAILABLE)])
+
+    def fails_once(store: FolderBlobStore, sha256: str, *, offset: int, length: int) -> bytes:
+        for fault in faults:
+            raise fault
+        return read(store, sha256, offset=offset, length=length)
+
+    config, _ = made
+    monkeypatch.setattr(FolderBlobStore, "read", fails_once)
+    assert backup.main("backup", [str(tmp_path / "another"), f"--data={config.data}"]) == 1
+    assert not (tmp_path / "another").exists()
 
 
 @pytest.fixture

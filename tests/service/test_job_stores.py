@@ -324,6 +324,7 @@ def test_each_place_where_jobs_may_run_has_a_head(store: JobStore) -> None:
         ("2.13.0", {}, 1),
         ("2.13.0", {"hardware": "h200", "rack": "3"}, 2),
     ]
+    assert (store.held_bytes("ads", besides="b"), store.held_bytes("ads", besides="x")) == (6, 13)
     assert store.get(gpu[0].id) == gpu[0]
     store.see(Worker(id="w", torch_version="2.13.0", hardware="cpu", labels={"rack": "3"}), forget_before=0.0)
     assert [worker.labels for worker in store.workers()] == [{"rack": "3"}]

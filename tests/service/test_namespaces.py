@@ -8,6 +8,7 @@ import pytest
 from fxlib.v1 import blobs_pb2, jobs_pb2, workers_pb2
 from tests.service.principals import bearer
 from tests.service.support import answer, graph_bytes, ref, request
+from tests.service.test_retention import blob_file
 from tests.service.test_roles import Guarded, guarded, reason
 
 pytestmark = pytest.mark.slow
@@ -82,6 +83,22 @@ async def test_nobody_spoils_or_sees_another_s_unfinished_upload(tmp_path: Path)
         wrong = bytes(len(DATA))
         assert await refusal(_writing(service, wrong)) == "BLOB_CORRUPT"
         assert await kept(service, "web", DATA) == 100
+
+
+async def test_a_blob_that_was_damaged_or_lost_is_sent_anew_in_parts(tmp_path: Path) -> None:
+    async with guarded(tmp_path, f"[quota]\nstored_bytes = {len(DATA) + 100}") as service:
+        for spoil in (
+            lambda path: path.write_bytes(bytes(len(DATA))),
+            lambda path: path.write_bytes(DATA[:9]),
+            Path.unlink,
+        ):
+            await service.put("web", DATA)
+            spoil(blob_file(tmp_path / "data", DATA))
+            assert await write(service, "web", DATA, DATA[:100]) == 100
+            assert await kept(service, "web", DATA) == 100
+            rest = blobs_pb2.WriteRequest(blob=ref(DATA), offset=100, data=DATA[100:])
+            await service.blobs.Write(iter([rest]), metadata=bearer("web"))
+            assert await read(service, "web", DATA) == DATA
 
 
 async def _writing(service: Guarded, wrong: bytes) -> None:

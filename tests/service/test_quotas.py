@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from fxlib.errors import FxlibError
 from fxlib.protocol import trial_to_proto
 from fxlib.spec.job import TrialOptions
 from fxlib.v1 import blobs_pb2, jobs_pb2
+from fxlib_service.blobs.base import CheckedBlob
 from fxlib_service.config import Limits
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.policy import Policy
-from fxlib_service.quotas import Quota, Quotas
+from fxlib_service.quotas import Quota, Quotas, StorageQuota
 from fxlib_service.stores import schema
 from fxlib_service.stores.postgres import PostgresJobStore
 from tests.service.postgres import Postgres
@@ -74,6 +76,31 @@ async def test_uploads_that_are_open_count_as_large_as_they_were_announced(tmp_p
         assert (await refused(service.put("ads", b"x" * 200)))[1] == "QUOTA_EXCEEDED"
         go_on.set()
         assert (await uploading).committed_bytes == 900
+
+
+@pytest.mark.slow
+async def test_a_blob_that_one_has_is_not_taken_with_another_size(tmp_path: Path) -> None:
+    async with guarded(tmp_path, "[quota]\nstored_bytes = 1000") as service:
+        await service.put("ads", bytes(400))
+        larger = blobs_pb2.WriteRequest(blob=ref(bytes(400)), data=bytes(5000))
+        larger.blob.size = 100_000
+        with pytest.raises(grpc.aio.AioRpcError, match="has 400 bytes, not 100000"):
+            await service.blobs.Write(iter([larger]), metadata=bearer("ads"))
+        asked = blobs_pb2.QueryWriteRequest(blob=larger.blob)
+        assert (await service.blobs.QueryWrite(asked, metadata=bearer("ads"))).committed_bytes == 0
+        await service.put("ads", b"x" * 600)
+
+
+def test_streams_of_one_blob_count_as_the_largest_announces_it() -> None:
+    quota = StorageQuota(Quotas(general=Quota(stored_bytes=1000)))
+    sizes = {size: CheckedBlob(sha256="a" * 64, size=size) for size in (900, 10)}
+    other = CheckedBlob(sha256="b" * 64, size=200)
+    with ExitStack() as streams:
+        for size in (900, 10):
+            streams.enter_context(quota.uploading("ads", sizes[size], held=0, unfinished={}))
+        with pytest.raises(ServiceError) as caught:
+            streams.enter_context(quota.uploading("ads", other, held=0, unfinished={}))
+    assert caught.value.code is Code.QUOTA_EXCEEDED
 
 
 @pytest.mark.slow

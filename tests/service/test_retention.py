@@ -16,6 +16,7 @@ from fxlib import wire
 from fxlib.v1 import jobs_pb2
 from fxlib_service.blobs.base import BlobStore
 from fxlib_service.core import Core
+from fxlib_service.errors import Code, ServiceError
 from fxlib_service.retention import Forgotten, Retention
 from tests.service.client import running
 from tests.service.memory_blob_store import MemoryBlobStore
@@ -76,6 +77,33 @@ async def test_what_jobs_still_name_stays_weights_and_answers_included() -> None
         await work(core, answer(reason="NOT_FASTER"))
         assert (await retention(core, blobs).sweep()).jobs == 1
         assert there(blobs, graph, *weights) == [False] * (1 + len(weights))
+
+
+class FailingStore(MemoryBlobStore):
+    """Fails, as a disk or a bucket may, while it is told to."""
+
+    failing = False
+
+    def read(self, sha256: str, *, offset: int, length: int) -> bytes:
+        if self.failing:
+            raise ServiceError(Code.STORAGE_UNAVAILABLE, retry_after_s=1.0)
+        return super().read(sha256, offset=offset, length=length)
+
+
+async def test_what_a_graph_names_that_cannot_be_read_now_stays() -> None:
+    encoded = wire.encode(symbolic_trace(nn.Linear(3, 3)), weights=True)
+    graph, weights = wire.serialize(encoded.graph), list(encoded.blobs.values())
+    blobs = FailingStore()
+    async with make_service(MemoryJobStore(), blobs, graphs=[*weights, graph]) as core:
+        await submit(core, request(graph=graph))
+        blobs.failing = True
+        with pytest.raises(ServiceError) as caught:
+            await retention(core, blobs).sweep()
+        assert caught.value.code is Code.STORAGE_UNAVAILABLE
+        assert there(blobs, graph, *weights) == [True] * (1 + len(weights))
+        blobs.failing = False
+        assert (await retention(core, blobs).sweep()).blobs == 1  # the usual graph, which no job names
+        assert there(blobs, graph, *weights) == [True] * (1 + len(weights))
 
 
 async def test_an_answer_whose_graph_is_gone_is_not_given_again() -> None:

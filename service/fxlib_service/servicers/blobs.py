@@ -96,18 +96,21 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
         leased = await self._leases.holds(lease_of(context))
         if self._reserve is not None and not leased:
             await asyncio.to_thread(self._reserve.check)
-        if namespace is None or await self._holdings.has(namespace, blob.sha256):
+        if namespace is None:
             return blobs_pb2.WriteResponse(
                 committed_bytes=await self._uploads.write(
                     blob, first, request_iterator, reserve=self._reserve if leased else None
                 )
             )
-        held = await self._holdings.bytes_of(namespace)
+        known = await self._holdings.has(namespace, blob.sha256)
+        if known and await asyncio.to_thread(self._has, blob):
+            return blobs_pb2.WriteResponse(committed_bytes=blob.size)
         unfinished = await asyncio.to_thread(self._store.partials, namespace)
+        held = await self._holdings.bytes_of(namespace, besides=blob.sha256)
         with self._quota.uploading(namespace, blob, held=held, unfinished=unfinished):
-            committed = await self._uploads.write(blob, first, request_iterator, owner=namespace, known=False)
-        if committed == blob.size:
-            await self._holdings.add(namespace, blob)
+            committed = await self._uploads.write(blob, first, request_iterator, owner=namespace, known=known)
+            if committed == blob.size:
+                await self._holdings.add(namespace, blob)
         return blobs_pb2.WriteResponse(committed_bytes=committed)
 
     @override
@@ -130,6 +133,19 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
         if not request.offset and digest.hexdigest() != sha256:
             await asyncio.to_thread(self._store.verify, sha256)
             raise damaged(sha256)
+
+    def _has(self, blob: CheckedBlob) -> bool:
+        """Return whether a blob is stored undamaged; a damaged one is deleted.
+
+        Raises:
+            ServiceError: BLOB_CORRUPT if it is stored and does not have the announced size.
+        """
+        size = self._store.size(blob.sha256)
+        if size is None or not self._store.verify(blob.sha256):
+            return False
+        if size != blob.size:
+            raise ServiceError(Code.BLOB_CORRUPT, f"blob {blob.sha256} has {size} bytes, not {blob.size}")
+        return True
 
     def _checked(self, ref: graph_pb2.BlobRef, field: str) -> CheckedBlob:
         blob = checked_blob(ref, field)

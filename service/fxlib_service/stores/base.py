@@ -205,8 +205,8 @@ class JobStore(ABC):
         """Return which of some blobs a namespace has."""
 
     @abstractmethod
-    def held_bytes(self, namespace: str) -> int:
-        """Return the total size of a namespace's blobs, in bytes."""
+    def held_bytes(self, namespace: str, *, besides: str = "") -> int:
+        """Return the total size in bytes of a namespace's blobs, besides the one with the given SHA-256."""
 
     @abstractmethod
     def release(self, sha256: str) -> None:

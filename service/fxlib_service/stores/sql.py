@@ -309,10 +309,11 @@ class SqlJobStore(JobStore):
             return _held(db, namespace, sha256s)
 
     @override
-    def held_bytes(self, namespace: str) -> int:
+    def held_bytes(self, namespace: str, *, besides: str = "") -> int:
         table = schema.holdings
         with self._reading() as db:
-            total = db.execute(sa.select(sa.func.sum(table.c.size)).where(table.c.namespace == namespace)).scalar()
+        counted = sa.and_(table.c.namespace == namespace, table.c.sha256 != besides)
+            total = db.execute(sa.select(sa.func.sum(table.c.size)).where(counted)).scalar()
         return int(total or 0)
 
     @override
