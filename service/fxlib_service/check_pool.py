@@ -105,10 +105,12 @@ class CheckPool:
     async def _at_its_turn(self, tenant: str, check: _Check) -> object:
         async with self.turns.hold(tenant, 1):
             check.began = True
-            known = check.key is not None and check.key in self._known
-            data = () if check.load is None else (await asyncio.to_thread(check.load, known),)
-            if known:
+            known = self._known.get(check.key)
+            data = () if check.load is None else (await asyncio.to_thread(check.load, known is not None),)
+            if check.key in self._known:  # maybe since another tenant's check has ended in the meantime
                 return self._recalled(check.key)
+            if known is not None:  # evicted in the meantime
+                return known.result()
             if check.key in self._running:  # another tenant has just asked for the same check
                 return (await asyncio.shield(self._running[check.key])).result()
             answer = asyncio.ensure_future(self._asked(check.function, (*data, *check.args)))

@@ -134,11 +134,16 @@ class Dispatcher:
     async def recover(self) -> None:
         """Grant every running job a full new lease: its worker may still be at work although the service was down."""
         for job in await self._ledger.read(self._ledger.store.running):
-            self.leases.grant(Lease(job_id=job.id, token=job.token, worker_id=job.worker_id, principal=job.measured_by))
+            self._grant(job)
 
     def heard(self, transition: Transition) -> None:
-        """Wake a worker when a job may have become claimable: this one, or an equal one that waited for it."""
+        """Wake a worker when a job may have become claimable: this one, or an equal one that waited for it.
+
+        The lease of a claim is granted here, since the job's end may be heard before the claim's caller goes on.
+        """
         job = transition.job
+        if transition.claimed:
+            self._grant(job)
         if job.state is not State.RUNNING and not transition.at_once:
             self.leases.end(job.id)
             self.wake(job)
@@ -278,6 +283,9 @@ class Dispatcher:
         self._closed = True
         self.wake_all()
 
+    def _grant(self, job: Job) -> None:
+        self.leases.grant(Lease(job_id=job.id, token=job.token, worker_id=job.worker_id, principal=job.measured_by))
+
     async def _claim_surely(self, worker: Worker, principal: str) -> Grant | None:
         """Claim a job. If the caller leaves in the meantime, the job that it would have got goes back to the queue."""
         attempt = asyncio.ensure_future(self._claim(worker, principal))
@@ -296,7 +304,7 @@ class Dispatcher:
             return None
         async with self._turn:
             while True:
-                heads = await self._ledger.read(self._ledger.store.heads, worker.torch_version)
+                heads = await self._ledger.heads(worker.torch_version)
                 fitting = [each for each in heads if may_run(each.where, worker.labels)]
                 if not fitting:
                     return None
@@ -306,7 +314,10 @@ class Dispatcher:
                 job = await self._ledger.claim(head.job_id, claimed, lease_s=self.leases.duration_s)
                 if job is None:  # it has been cancelled, or another service's worker has got it
                     continue
-                self.leases.grant(Lease(job_id=job.id, token=token, worker_id=worker.id, principal=principal))
-                request = await self._ledger.read(self._ledger.store.request_of, job.id)
+                try:
+                    request = await self._ledger.read(self._ledger.store.request_of, job.id)
+                except ServiceError:
+                    self._background.entrust(self.tell(job.id, Released(token=token)), "giving a job back")
+                    raise
                 wheres = {frozenset(each.where.items()): each.where for each in heads}
                 return Grant(job=job, request=request, others=list(wheres.values()))

@@ -71,6 +71,11 @@ class Job:
     measured_by: str = ""
     last_sequence: int = 0
 
+    @property
+    def just_began(self) -> bool:
+        """Whether a worker has just got the job for the first time: it has waited since it was accepted."""
+        return self.state is State.RUNNING and self.last_sequence == 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:

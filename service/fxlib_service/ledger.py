@@ -16,7 +16,7 @@ from fxlib_service.events import EventBroker
 from fxlib_service.job import Job
 from fxlib_service.lifecycle import Claimed, Input, Transition, decide, observe
 from fxlib_service.reserve import Reserve
-from fxlib_service.stores.base import JobStore, NewJob, QueueFullError
+from fxlib_service.stores.base import Head, JobStore, NewJob, QueueFullError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,6 +89,10 @@ class Ledger:
         if job is None:
             raise job_not_found(job_id)
         return job
+
+    async def heads(self, torch_version: str) -> Sequence[Head]:
+        """Return the jobs that a worker of this torch version could claim now, the oldest of each namespace."""
+        return await self.read(self.store.heads, torch_version, now=self._clock.now())
 
     async def submit(self, entry: Transition, request: bytes, *, queue_limit: int) -> Job:
         """Store a new job, or return the one that has the same request id.

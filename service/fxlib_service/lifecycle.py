@@ -101,13 +101,14 @@ Input = Claimed | Reported | Completed | Failed | Released | LeaseExpired | Answ
 class Transition:
     """The job after a decision, with the data to store: an event, the answer, and the launcher's live figures.
 
-    `event` is None if the job itself did not change.
+    `event` is None if the job itself did not change. `claimed` says that a worker has just got the job.
     """
 
     job: Job
     event: Event | None = None
     result: bytes | None = None
     live: bytes | None = None
+    claimed: bool = False
 
     @property
     def at_once(self) -> bool:
@@ -173,7 +174,8 @@ def _claim(job: Job, claim: Claimed, now: float) -> Transition:
         measured_by=claim.principal,
         started_at=now,
     )
-    return _next(running, now, f"claimed by worker {claim.worker_id} (attempt {attempts} of {MAX_ATTEMPTS})")
+    message = f"claimed by worker {claim.worker_id} (attempt {attempts} of {MAX_ATTEMPTS})"
+    return replace(_next(running, now, message), claimed=True)
 
 
 def _answer(job: Job, answer: Answered, now: float) -> Transition:

@@ -80,7 +80,8 @@ class Metrics:
             "fxlib_calls_refused", "Calls refused because of a limit, by its name", ["limit"], registry=registry
         )
         self._phase_s = Histogram(
-            "fxlib_job_phase_seconds", "Time that jobs spent in the queue, and in the phases of the work", ["phase"],
+            "fxlib_job_phase_seconds",
+            "Time that jobs waited for their first worker, and spent in the phases of the work", ["phase"],
             buckets=_JOB_BUCKETS, registry=registry,
         )  # fmt: skip
         self._pass_s = Histogram(
@@ -147,7 +148,7 @@ class Metrics:
     def heard(self, transition: Transition) -> None:
         """Count a transition: a job that started, ended, or got its answer."""
         job = transition.job
-        if job.state is State.RUNNING and transition.event is not None and job.started_at == transition.event.at:
+        if job.just_began and job.started_at is not None:
             self._phase_s.labels("queued").observe(max(0.0, job.started_at - job.created_at), _example(job))
         if job.state.finished:
             self._finished.labels(job.state.value).inc(exemplar=_example(job))

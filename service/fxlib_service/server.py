@@ -236,8 +236,9 @@ class Server:
             await self._grpc.stop(self._config.shutdown_grace_s)
         for task in self._tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                logger.error("a task of the service had failed", exc_info=ended)
         if self._metrics is not None:
             await asyncio.to_thread(_end_http, *self._metrics)
         if self._core is not None:

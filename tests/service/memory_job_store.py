@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -146,7 +147,7 @@ class MemoryJobStore(JobStore):
         return len(old)
 
     @override
-    def heads(self, torch_version: str) -> Sequence[Head]:
+    def heads(self, torch_version: str, *, now: float = math.inf) -> Sequence[Head]:
         with self._lock:
             running = Counter(job.namespace for job in self._in(State.RUNNING))
             busy = self._busy()
@@ -162,7 +163,7 @@ class MemoryJobStore(JobStore):
                         job_id=job.id,
                         namespace=job.namespace,
                         running=running[job.namespace],
-                        served_at=self._served_at(job.namespace),
+                        served_at=self._served_at(job.namespace, now),
                         where=job.where,
                     )
             return list(heads.values())
@@ -186,8 +187,9 @@ class MemoryJobStore(JobStore):
     @override
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
         with self._lock:
-            found = [job for job in self._answered() if job.reusable and job.cache_key == cache_key]
-        return next((job for job in found if job.hardware in hardware), None)
+            answered = [job for job in self._in(State.SUCCEEDED) if job.reusable and not job.cached]
+        found = [job for job in answered if job.cache_key == cache_key and job.hardware in hardware]
+        return found[-1] if found else None
 
     @override
     def recent_answers(self, limit: int) -> Sequence[Job]:
@@ -248,10 +250,10 @@ class MemoryJobStore(JobStore):
     def _busy(self) -> set[str]:
         return {job.cache_key for job in self._in(State.RUNNING) if not job.fresh}
 
-    def _served_at(self, namespace: str) -> float:
+    def _served_at(self, namespace: str, now: float) -> float:
         jobs = (entry.job for entry in self._entries.values())
         claimed = (job.started_at or 0.0 for job in jobs if job.namespace == namespace and not job.cached)
-        return max(claimed, default=0.0)
+        return max((at for at in claimed if at <= now), default=0.0)
 
     def _answered(self) -> list[Job]:
         jobs = [job for job in self._in(State.SUCCEEDED) if not job.cached]

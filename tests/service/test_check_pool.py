@@ -4,6 +4,7 @@ import asyncio
 import os
 import pickle
 import posixpath
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -171,6 +172,34 @@ async def test_what_is_known_is_still_loaded(tmp_path: Path) -> None:
         with pytest.raises(ServiceError):
             await checks.run(posixpath.basename, tenant="ads", key=1, load=load)
     assert known == [False, True, True]
+
+
+async def test_what_another_tenant_has_checked_during_a_load_is_counted_once() -> None:
+    go_on = threading.Event()
+
+    def load(_: bool) -> bytes:
+        assert go_on.wait(60)
+        return b"/dev/null"
+
+    async with pool() as checks:
+        slow = asyncio.create_task(checks.run(posixpath.basename, tenant="ads", key=1, load=load))
+        assert await checks.run(posixpath.basename, tenant="web", key=1, load=lambda _: b"/dev/null") == b"null"
+        counted = checks._bytes
+        go_on.set()
+        assert await slow == b"null"
+        assert checks._bytes == counted
+
+
+async def test_what_is_evicted_during_a_load_is_still_the_answer() -> None:
+    async with pool() as checks:
+
+        def load(is_known: bool) -> bytes:
+            if is_known:
+                checks._known.clear()
+            return b"/dev/null"
+
+        for _ in range(2):
+            assert await checks.run(posixpath.basename, tenant="ads", key=1, load=load) == b"null"
 
 
 async def test_checks_without_end_delay_the_end_of_the_service_by_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fxlib_service.retention import Retention
 from fxlib_service.workers import Workers
 from tests.service.leasing import leased
 from tests.service.memory_job_store import MemoryJobStore
-from tests.service.support import get, make_service, ref, states, submit, work
+from tests.service.support import complete, get, make_service, ref, request, states, submit, work
 
 DAY_S = 24 * 3600.0
 YEAR_S = 365 * DAY_S
@@ -177,6 +177,20 @@ async def test_a_worker_is_as_live_after_a_jump_as_before(jump_s: float) -> None
         assert [each.id for each in workers.live()] == ["w1"]
         host.passes(61.0)
         assert workers.live() == []
+
+
+async def test_a_namespace_that_was_served_before_the_clock_was_set_back_has_its_turn() -> None:
+    host, served = Host(), list[str]()
+    async with make_service(clock=host.clock()) as core:
+        for namespace in ("ads", "web") * 4:
+            await submit(core, request(namespace=namespace, fresh=True))
+        for jump_s in (YEAR_S, -YEAR_S, 0.0, 0.0, 0.0, 0.0):
+            host.passes(1.0)
+            host.wall += jump_s
+            lease = await leased(core)
+            served.append(lease.request.namespace)
+            await complete(core, lease)
+    assert served[1:] in (["ads", "web"] * 2 + ["ads"], ["web", "ads"] * 2 + ["web"])
 
 
 async def test_no_lease_expires_for_a_jump() -> None:

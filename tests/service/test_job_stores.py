@@ -213,6 +213,15 @@ def test_a_job_is_claimed_once_and_not_beside_an_equal_one(store: JobStore) -> N
     assert {head.namespace: head.served_at for head in store.heads("2.13.0")} == {"default": 60.0}
 
 
+def test_a_claim_of_a_later_time_is_one_before_the_clock_was_set_back(store: JobStore) -> None:
+    for number, now in enumerate((50.0, 1e6)):
+        happen(store, add(store, cache_key=f"k{number}").id, claimed(), Cancelled(), now=now)
+    add(store)
+    assert [head.served_at for head in store.heads("2.13.0")] == [1e6]
+    assert [head.served_at for head in store.heads("2.13.0", now=60.0)] == [50.0]
+    assert [head.served_at for head in store.heads("2.13.0", now=40.0)] == [0.0]
+
+
 def test_running_jobs_are_known(store: JobStore) -> None:
     running = happen(store, add(store).id, claimed())
     add(store)
@@ -228,6 +237,12 @@ def test_an_answer_is_found_by_key_and_hardware(store: JobStore) -> None:
     assert store.answer("other", {"cpu"}) is None
     assert store.recent_answers(1) == [newer]
     assert store.recent_answers(9) == [newer, old]
+
+
+def test_the_last_accepted_answer_is_found_though_the_clock_was_set_back(store: JobStore) -> None:
+    happen(store, add(store).id, claimed(), DONE, now=1e6)
+    newer = happen(store, add(store, fresh=True).id, claimed(), DONE, now=100.0)
+    assert store.answer("k", {"cpu"}) == newer
 
 
 def test_only_a_worker_s_reusable_answer_is_found(store: JobStore) -> None:
@@ -309,6 +324,7 @@ def test_a_namespace_has_the_blobs_that_it_was_noted_to_have(store: JobStore) ->
     assert store.held("web", ["a", "b"]) == {"b"}
     assert store.held("other", ["a"]) == set()
     assert (store.held_bytes("ads"), store.held_bytes("other")) == (13, 0)
+    assert (store.held_bytes("ads", besides="b"), store.held_bytes("ads", besides="x")) == (6, 13)
     store.release("b")
     assert store.held("ads", ["a", "b"]) == {"a"}
     assert store.held("web", ["b"]) == set()
@@ -324,7 +340,6 @@ def test_each_place_where_jobs_may_run_has_a_head(store: JobStore) -> None:
         ("2.13.0", {}, 1),
         ("2.13.0", {"hardware": "h200", "rack": "3"}, 2),
     ]
-    assert (store.held_bytes("ads", besides="b"), store.held_bytes("ads", besides="x")) == (6, 13)
     assert store.get(gpu[0].id) == gpu[0]
     store.see(Worker(id="w", torch_version="2.13.0", hardware="cpu", labels={"rack": "3"}), forget_before=0.0)
     assert [worker.labels for worker in store.workers()] == [{"rack": "3"}]

@@ -1,13 +1,16 @@
 """How long a worker holds a job, without a network."""
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_service.core import Core
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.job import Job
 from fxlib_service.leases import Lease, MemoryLeases
+from fxlib_service.lifecycle import Cancelled, Claimed
 from tests.service.leasing import leased, pass_time, report
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
@@ -103,6 +106,34 @@ async def test_a_worker_learns_that_its_job_was_cancelled() -> None:
         await report(core, lease)
         await complete(core, lease)
         assert states([await get(core, job.id)]) == ["cancelled"]
+
+
+async def test_a_job_that_is_cancelled_while_it_is_claimed_has_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make_service() as core:
+        await submit(core)
+        claim_ = core.ledger.claim
+
+        async def cancelled(job_id: str, claimed: Claimed, *, lease_s: float) -> Job | None:
+            job = await claim_(job_id, claimed, lease_s=lease_s)
+            await core.ledger.apply(job_id, Cancelled())
+            return job
+
+        monkeypatch.setattr(core.ledger, "claim", cancelled)
+        lease = await leased(core)
+        assert not await core.dispatcher.leases.holds(lease.token)
+        assert not await heartbeat(core, lease)
+
+
+async def test_a_job_whose_request_cannot_be_read_now_is_claimable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make_service() as core:
+        job = await submit(core)
+        with monkeypatch.context() as patch:
+            patch.setattr(core.ledger.store, "request_of", Mock(side_effect=ServiceError(Code.STORAGE_UNAVAILABLE)))
+            with pytest.raises(ServiceError):
+                await claim(core)
+        lease = await claim(core, wait_s=60)
+        assert lease is not None
+        assert (lease.job_id, lease.attempt) == (job.id, 1)
 
 
 @pytest.mark.slow

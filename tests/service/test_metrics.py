@@ -7,9 +7,10 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics import exposition
 
-from fxlib.v1 import jobs_pb2
+from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_service.core import Core
 from fxlib_service.metrics import Figures, ModelFigures
+from tests.service.leasing import leased
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
 from tests.service.support import answer, claim, make_service, request, submit, work, worker
@@ -59,6 +60,15 @@ async def test_a_cached_answer_is_told_from_a_measured_one() -> None:
         found = samples(core)
         assert found['fxlib_answers_total{cached="true",decision="adopt",reason="FASTER"}'] == 1
         assert found['fxlib_calls_total{action="moved",reason="MOVED"}'] == 3
+
+
+async def test_a_job_that_is_claimed_again_has_waited_once() -> None:
+    async with make_service() as core:
+        await submit(core)
+        for _ in range(3):
+            lease = await leased(core)
+            await core.workers.Release(workers_pb2.ReleaseRequest(job_id=lease.job_id, token=lease.token), None)
+        assert samples(core)['fxlib_job_phase_seconds_count{phase="queued"}'] == 1
 
 
 async def test_the_queue_is_shown() -> None:

@@ -12,6 +12,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 from socketserver import BaseServer
 from typing import Any
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -26,6 +27,7 @@ from typing_extensions import override
 
 from fxlib.errors import FxlibError
 from fxlib.v1 import blobs_pb2, blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc, workers_pb2, workers_pb2_grpc
+from fxlib_service import server as server_module
 from fxlib_service.config import MIB, Address, Config, Limits
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.server import SERVICES, Server, metrics_app, pages
@@ -301,6 +303,14 @@ async def test_its_end_does_not_wait_until_the_server_of_pages_looks_for_it(
     await server.start()
     async with asyncio.timeout(20):
         await server.stop()
+
+
+async def test_a_task_that_has_failed_keeps_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_wake", AsyncMock(side_effect=RuntimeError("no reason")))
+    server = Server(Config(data=tmp_path / "data", listen=ANYWHERE, metrics=ANYWHERE))
+    await server.start()
+    await server.stop()
+    await Server(Config(data=tmp_path / "data")).stop()  # which has to lock the folder
 
 
 async def test_one_service_to_a_data_folder(tmp_path: Path) -> None:

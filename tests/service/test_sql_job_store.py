@@ -194,7 +194,8 @@ def test_an_answer_is_looked_up_by_its_key_and_not_among_all_that_ended(tmp_path
     text = asked.compile(store._write, compile_kwargs={"literal_binds": True, "render_postcompile": True}).string
     with store._write.connect() as db:
         plan = [str(row[3]) for row in db.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")]
-    assert plan == ["SEARCH jobs USING INDEX jobs_by_answer (cache_key=? AND state=?)"]
+    found = "SEARCH jobs USING INDEX jobs_by_answer (cache_key=? AND state=?)"
+    assert plan == [found, "USE TEMP B-TREE FOR ORDER BY"]  # of those found, which are few
     store.close()
 
 

@@ -1,7 +1,8 @@
 """Following a job, without a network."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_service.core import Core
 from fxlib_service.errors import Code, ServiceError
+from fxlib_service.job import Event
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
 from tests.service.support import claim, complete, make_service, submit, work
@@ -62,6 +64,23 @@ async def test_an_unknown_job_cannot_be_watched() -> None:
     async with make_service() as core:
         with pytest.raises(ServiceError) as caught:
             await history(core, "none")
+        assert caught.value.code is Code.JOB_NOT_FOUND
+
+
+async def test_a_job_that_is_deleted_when_its_watch_begins_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryJobStore()
+    async with make_service(store) as core, asyncio.timeout(60):
+        job = await submit(core)
+        await work(core)
+        read = store.events
+
+        def deleted(job_id: str, *, after: int, limit: int) -> Sequence[Event]:
+            store.forget(finished_before=math.inf, limit=1)
+            return read(job_id, after=after, limit=limit)
+
+        monkeypatch.setattr(store, "events", deleted)
+        with pytest.raises(ServiceError) as caught:
+            await history(core, job.id)
         assert caught.value.code is Code.JOB_NOT_FOUND
 
 

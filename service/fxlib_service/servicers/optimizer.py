@@ -230,10 +230,16 @@ async def _watch(ledger: Ledger, broker: EventBroker, job_id: str, *, after: int
 async def _stored_then_live(
     ledger: Ledger, subscription: Subscription, job_id: str, after: int
 ) -> AsyncGenerator[Event]:
-    """Yield the stored events, then new ones, until the subscription has missed one."""
+    """Yield the stored events, then new ones, until the subscription has missed one.
+
+    Raises:
+        ServiceError: JOB_NOT_FOUND.
+    """
     full = True
     while full:
         page = await ledger.read(ledger.store.events, job_id, after=after, limit=_EVENTS_PAGE)
+        if not page:
+            await ledger.get(job_id)  # raises if the job was deleted in the meantime, with its events
         full = len(page) == _EVENTS_PAGE
         for event in page:
             after = event.sequence

@@ -121,7 +121,7 @@ class WorkerServicer(workers_pb2_grpc.WorkerServiceServicer):
         request = jobs_pb2.OptimizeRequest()
         request.ParseFromString(grant.request)
         job = grant.job
-        if request.traceparent:
+        if request.traceparent and job.just_began:
             waited = tracing.begin(
                 "service.queued", request.traceparent, at_s=job.created_at, job_id=job.id, attempt=job.attempts
             )

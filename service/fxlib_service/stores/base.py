@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,8 +160,10 @@ class JobStore(ABC):
         """Delete up to `limit` jobs that finished before a time, with all their data; return their number."""
 
     @abstractmethod
-    def heads(self, torch_version: str) -> Sequence[Head]:
+    def heads(self, torch_version: str, *, now: float = math.inf) -> Sequence[Head]:
         """Return the oldest claimable job of each namespace, for each place where its jobs may run.
+
+        A claim with a time after `now` was made before the clock was set back; it does not count for `served_at`.
 
         A queued job can be claimed by workers of its torch version, unless an equal one runs, whose answer serves both.
         """
@@ -179,7 +182,7 @@ class JobStore(ABC):
 
     @abstractmethod
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
-        """Return the latest job with this key and a reusable answer that was measured on one of these hardwares."""
+        """Return the last accepted job with this key and a reusable answer measured on one of these hardwares."""
 
     @abstractmethod
     def recent_answers(self, limit: int) -> Sequence[Job]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -229,9 +230,9 @@ class SqlJobStore(JobStore):
         return len(ids)
 
     @override
-    def heads(self, torch_version: str) -> Sequence[Head]:
+    def heads(self, torch_version: str, *, now: float = math.inf) -> Sequence[Head]:
         with self._reading() as db:
-            rows = db.execute(_HEADS, {"torch_version": torch_version}).mappings()
+            rows = db.execute(_HEADS, {"torch_version": torch_version, "now": now}).mappings()
             return [
                 Head(
                     number=row["number"],
@@ -271,7 +272,7 @@ class SqlJobStore(JobStore):
     @override
     def recent_answers(self, limit: int) -> Sequence[Job]:
         with self._reading() as db:
-            return _all(db, _ANSWERED.limit(limit))
+            return _all(db, _ANSWERED.order_by(_JOBS.c.finished_at.desc()).limit(limit))
 
     @override
     def see(self, worker: Worker, *, forget_before: float, gone: Collection[str] = ()) -> None:
@@ -311,8 +312,8 @@ class SqlJobStore(JobStore):
     @override
     def held_bytes(self, namespace: str, *, besides: str = "") -> int:
         table = schema.holdings
-        with self._reading() as db:
         counted = sa.and_(table.c.namespace == namespace, table.c.sha256 != besides)
+        with self._reading() as db:
             total = db.execute(sa.select(sa.func.sum(table.c.size)).where(counted)).scalar()
         return int(total or 0)
 
@@ -372,18 +373,18 @@ class SqlJobStore(JobStore):
             return db.execute(_PAYLOAD, {"job_id": job_id, "kind": kind}).scalar()
 
 
-_ANSWERED = (
-    sa.select(_JOBS)
-    .where(_JOBS.c.state == State.SUCCEEDED, _JOBS.c.cached.is_(False))
-    .order_by(_JOBS.c.finished_at.desc())
-)
+_ANSWERED = sa.select(_JOBS).where(_JOBS.c.state == State.SUCCEEDED, _JOBS.c.cached.is_(False))
 
 # The statements that every request needs are composed once, since composing takes longer than running.
-_REUSABLE = _ANSWERED.where(
-    _JOBS.c.cache_key == sa.bindparam("cache_key"),
-    _JOBS.c.reusable.is_(True),
-    _JOBS.c.hardware.in_(sa.bindparam("hardware", expanding=True)),
-).limit(1)
+_REUSABLE = (
+    _ANSWERED.where(
+        _JOBS.c.cache_key == sa.bindparam("cache_key"),
+        _JOBS.c.reusable.is_(True),
+        _JOBS.c.hardware.in_(sa.bindparam("hardware", expanding=True)),
+    )
+    .order_by(_JOBS.c.number.desc())  # and not by the time, since the clock may have been set back
+    .limit(1)
+)
 _BY_REQUEST = sa.select(_JOBS).where(
     _JOBS.c.namespace == sa.bindparam("namespace"), _JOBS.c.request_id == sa.bindparam("request_id")
 )
@@ -436,7 +437,8 @@ def _heads_query() -> sa.Select[int, str, str, str, int, float | None]:
     )
     own = _OTHER.c.namespace == _JOBS.c.namespace
     running = sa.select(sa.func.count()).where(own, _OTHER.c.state == State.RUNNING).scalar_subquery()
-    served = sa.select(sa.func.max(_OTHER.c.started_at)).where(own, ~_OTHER.c.cached).scalar_subquery()
+    until_now = _OTHER.c.started_at <= sa.bindparam("now")
+    served = sa.select(sa.func.max(_OTHER.c.started_at)).where(own, ~_OTHER.c.cached, until_now).scalar_subquery()
     columns = _JOBS.c.number, _JOBS.c.id, _JOBS.c.namespace, _JOBS.c.labels_asked
     query = sa.select(*columns, running.label("running"), served.label("served_at"))
     return query.where(_JOBS.c.number.in_(oldest))
