@@ -13,7 +13,7 @@ import grpc
 from typing_extensions import override
 
 from fxlib.client.connection import understand
-from fxlib.errors import CredentialError, OptionError, RemoteError
+from fxlib.errors import CredentialError, OptionError, RejectedError, RemoteError
 from fxlib.utils.locked_folder import LockedFolder
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_workers import logs
@@ -42,6 +42,11 @@ _DISK_PAUSE_S: Final = 10.0
 
 _BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 """The pauses in seconds between failed claims; the last one is repeated."""
+
+_REFUSED: Final = frozenset(
+    {"INVALID_REQUEST", "INVALID_GRAPH", "BLOB_MISSING", "BLOB_CORRUPT", "BLOB_NOT_FOUND", "MESSAGE_TOO_LARGE"}
+)
+"""The service's error codes for an answer that it refuses for what it is, so that the next worker's would be, too."""
 
 _SHARED_NETWORK: Final = "network: the processes of a trial meet on the interface that --interface names"
 
@@ -223,7 +228,10 @@ class Agent:
                 event = "cancelled" if isinstance(over, JobCancelledError) else "lease lost"
                 _LOG.info(event, job=message.job_id, why=over)
             except RemoteError as error:
-                _LOG.warning("answer not delivered", job=message.job_id, error=error)
+                if isinstance(error, RejectedError) and error.code in _REFUSED:
+                    self._fail(lease, error)
+                else:
+                    _LOG.warning("answer not delivered", job=message.job_id, error=error)
             except OSError as error:
                 if error.errno in DISK_FAULTS and self._set_back[message.job_id] < _SET_BACKS:
                     self._set_back_job(message, error)

@@ -16,7 +16,7 @@ import fxlib
 from fxlib.client.blobs import download, upload
 from fxlib.client.connection import Connection, Deadline, understand
 from fxlib.client.credentials import Tls
-from fxlib.errors import RejectedError, ServiceUnavailableError, WireError
+from fxlib.errors import CredentialError, RejectedError, ServiceUnavailableError, WireError
 from fxlib.protocol import blob_from_proto, blob_ref
 from fxlib.spec.job import Blob
 from fxlib.utils.hardware import cores, processor
@@ -145,8 +145,9 @@ class ServiceClient:
         request = workers_pb2.ReleaseRequest(job_id=lease.job_id, token=lease.token)
         try:
             self._stub.Release(request, timeout=_CALL_S / 2)
-        except grpc.RpcError as error:
-            _LOG.warning("job not given back", job=lease.job_id, error=understand(error).message)
+        except (grpc.RpcError, CredentialError) as error:
+            problem = understand(error).message if isinstance(error, grpc.RpcError) else error
+            _LOG.warning("job not given back", job=lease.job_id, error=problem)
 
     def fetch(self, ref: graph_pb2.BlobRef) -> bytes:
         """Download a blob.
@@ -196,7 +197,7 @@ class ServiceClient:
         while True:
             try:
                 self._connection.call(what, checked, deadline)
-            except ServiceUnavailableError as error:
+            except (ServiceUnavailableError, CredentialError) as error:  # a service that restarts writes its token anew
                 if deadline.passed:
                     raise
                 _LOG.warning("service away", doing=what, error=error)
