@@ -69,6 +69,58 @@ def halve(rref: Any) -> None:
         rref.local_value().weight.mul_(0.5)
 
 
+class Rows:
+    """A table whose rows are looked up, and trained."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = torch.arange(rows * 4, dtype=torch.float32).view(rows, 4).sin()
+
+    @fxlib.remote(reads="rows", keys="ids", gradient=".push", concurrent=True)
+    def look_up(self, scale: float, ids: torch.Tensor) -> torch.Tensor:
+        return self.rows[ids] * scale
+
+    @fxlib.remote(writes="rows", keys="ids")
+    def push(self, scale: float, ids: torch.Tensor, gradient: torch.Tensor) -> None:
+        self.rows.index_add_(0, ids, gradient * scale, alpha=-0.1)
+
+    def held(self) -> torch.Tensor:
+        return self.rows
+
+
+class Trained(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = [rpc.remote(name, Rows, args=(50,)) for name in NAMES]
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        first, second = (table.rpc_sync().look_up(2.0, ids) for table in self.tables)
+        return (first * second * self.weight).sum()
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_rows_behind_rrefs_are_trained_to_the_same_bits(rewritten: bool) -> None:
+    def trained(*, ahead: bool) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
+        model: Any = Trained()
+        module: nn.Module = fxlib.capture(model)
+        if rewritten:
+            module = fxlib.optimize(module)
+        steps = [torch.tensor([place, place + 1, 3, place]) for place in range(12)]
+        loop = fxlib.pipeline(steps, module, trainers=1)
+        losses = []
+        for ids in loop if ahead else steps:
+            loss = module(ids)
+            loss.backward()
+            fxlib.push_gradients(module)
+            losses.append(loss.detach())
+        return losses, [table.rpc_sync().held() for table in model.tables], loop.taken
+
+    expected, found = trained(ahead=False), trained(ahead=True)
+    assert all(map(torch.equal, found[0], expected[0]))
+    assert all(map(torch.equal, found[1], expected[1]))
+    assert found[2] > 0
+
+
 MODELS: dict[type[nn.Module], int] = {Bags: 4, Helped: 1, Remote: 1}
 """The models, and the number of their calls."""
 

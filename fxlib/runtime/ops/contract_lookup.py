@@ -16,7 +16,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from torch.distributed import rpc
@@ -117,8 +117,10 @@ def of_method(kind: type | None, method: str, stated: Stated) -> Contract | None
         return found
     for base in kind.__mro__:
         if method in base.__dict__:
-            found = stated(f"{base.__module__}:{base.__qualname__}.{method}")
-            return found or contract_of(base.__dict__[method]) or contract_of(getattr(base, method))
+            found, own = stated(f"{base.__module__}:{base.__qualname__}.{method}"), base.__dict__[method]
+            if isinstance(own, FunctionType):
+                own = MethodType(own, kind)  # a call gives it no object: that is behind the RRef
+            return found or contract_of(own) or contract_of(getattr(base, method))
     return None
 
 
