@@ -21,9 +21,9 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 import torch
-from torch.distributed import autograd as dist_autograd
 from torch.distributed.rpc import internal
 
+from fxlib.batch.autograd_context import in_autograd_context as in_autograd_context
 from fxlib.batch.isolation import as_sent, isolated, sendable
 from fxlib.batch.known_rows import KnownRows as KnownRows
 
@@ -273,17 +273,6 @@ def _helpers() -> SimpleQueue[Callable[[], None]]:
 def _help(work: SimpleQueue[Callable[[], None]]) -> None:
     while True:
         work.get()()
-
-
-def in_autograd_context() -> bool:
-    """Return whether the calling thread is in a distributed autograd context."""
-    try:
-        if int(dist_autograd._get_debug_info()["num_autograd_contexts"]) == 0:  # raising an error takes long
-            return False
-        dist_autograd._current_context()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _outcome(call: Call) -> Any:

@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch.distributed.rpc import internal
+from typing_extensions import override
+
+from fxlib.batch.autograd_context import in_autograd_context
 
 Value = TypeVar("Value")
 _CONTAINERS = frozenset({tuple, list, dict, OrderedDict})
@@ -146,6 +149,8 @@ def _serialized(value: Any) -> tuple[bytes, list[torch.Tensor]]:
 def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """Return a tensor as it would arrive: gaps, repetitions and overlaps in memory travel with it.
 
+    In a context of distributed autograd, gradients of the copy go where the tensor's go.
+
     Args:
         tensor: a tensor of a value.
         memo: the memo of `copy.deepcopy` for all tensors of the value, whose copies share memory where the tensors do.
@@ -155,5 +160,21 @@ def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     held, used = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
     if held >= _LARGE_BYTES and held >= 2 * used:  # `torch.distributed.rpc` sends just the piece of a large storage
         return tensor.clone()
-    made: torch.Tensor = copy.deepcopy(tensor if tensor.is_leaf else tensor.detach(), memo)
+    made: torch.Tensor
+    if type(tensor) is torch.Tensor and tensor.requires_grad and in_autograd_context():
+        made = _Copy.apply(tensor, memo)  # type: ignore[no-untyped-call]
+        return made
+    made = copy.deepcopy(tensor if tensor.is_leaf else tensor.detach(), memo)
     return made if made.requires_grad == tensor.requires_grad else made.requires_grad_()
+
+
+class _Copy(torch.autograd.Function):
+    @override
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        return copy.deepcopy(tensor.detach(), memo)
+
+    @override
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None

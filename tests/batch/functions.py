@@ -97,6 +97,20 @@ def attached(x: torch.Tensor) -> torch.Tensor:
     return x.sin() * WEIGHT
 
 
+@remote(reads="table")
+def weight() -> torch.Tensor:
+    """Return a leaf, as a server that returns its whole table does."""
+    return WEIGHT
+
+
+def attached_many(calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> list[torch.Tensor]:
+    return [attached(*args) for args, _ in calls]
+
+
+def weight_many(calls: Sequence[object]) -> list[torch.Tensor]:
+    return [WEIGHT for _ in calls]
+
+
 class ParticularError(ValueError):
     """A server's own error."""
 

@@ -189,3 +189,43 @@ def test_gradients_of_distributed_autograd_flow_through_a_batch() -> None:
     assert weight.grad is not None
     assert torch.allclose(local, y.grad)
     assert torch.allclose(remote, weight.grad)
+
+
+def attached_to_one_argument(x: torch.Tensor) -> list[tuple[Any, ...]]:
+    return [(functions.attached, x), (functions.attached, x), (functions.attached, x * 2)]
+
+
+def the_weight_itself(_: torch.Tensor) -> list[tuple[Any, ...]]:
+    return [(functions.weight,), (functions.weight,)]
+
+
+def singly(calls: list[tuple[Any, ...]]) -> list[Any]:
+    return [rpc.rpc_sync("ps0", function, args=tuple(args)) for function, *args in calls]
+
+
+def by_the_batched_form(calls: list[tuple[Any, ...]]) -> list[Any]:
+    form = functions.attached_many if calls[0][0] is functions.attached else functions.weight_many
+    return rpc.rpc_sync("ps0", batch.run_batched, args=(form, [(function, args, {}) for function, *args in calls]))
+
+
+def ask_at_once(calls: list[tuple[Any, ...]]) -> list[Any]:
+    return ask(*calls)
+
+
+def ask_in_order(calls: list[tuple[Any, ...]]) -> list[Any]:
+    return ask(*calls, entry=batch.run_in_order)
+
+
+@pytest.mark.parametrize("calls", [attached_to_one_argument, the_weight_itself])
+@pytest.mark.parametrize("sent", [ask_at_once, ask_in_order, by_the_batched_form])
+def test_what_calls_share_takes_the_gradients_of_all_of_them(calls: Any, sent: Any) -> None:
+    found: list[list[torch.Tensor]] = []
+    for ways in (singly, sent):
+        x = torch.tensor([0.3, 0.7], requires_grad=True)
+        with dist_autograd.context() as context:
+            results = [factor * each for factor, each in enumerate(ways(calls(x)), start=1)]
+            dist_autograd.backward(context, [torch.stack(results).sum()])
+            gradients = [rpc.rpc_sync("ps0", functions.weight_gradient, args=(context,))]
+            found.append(gradients + list(dist_autograd.get_gradients(context).values()))
+    assert len(found[0]) == len(found[1])
+    assert all(torch.allclose(one, other) for one, other in zip(*found, strict=True))
