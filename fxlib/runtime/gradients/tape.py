@@ -7,24 +7,31 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.gradients.pushes import Push, pushes_of
-from fxlib.runtime.tracking.autograd_node import Backward
+from fxlib.runtime.tracking.autograd_node import Backward, Slot
 from fxlib.runtime.tracking.forward_context import Tracked
+from fxlib.runtime.tracking.result_structure import mapped
 
 UNPUSHED_FORWARDS = 256
 """Number of forwards whose gradients are kept for a program that has never pushed any."""
 OWN_LOOP_FORWARDS = 8
 """Number of forwards after which a program that gets remote results, but never pushes, is told how to push."""
+_FEW_FORWARDS = 4
+"""Number of forwards below which it is not worth looking for dead ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Forward:
-    """The pushes of one forward, in program order, and the backward that may still bring gradients for them."""
+    """The pushes of one forward, in program order, and the backward that may still bring gradients for them.
+
+    Of a forward whose gradients were pushed, there are no pushes until its backward brings more.
+    """
 
     pushes: Sequence[Push]
     backward: weakref.ref[Backward]
@@ -38,19 +45,43 @@ class _Forward:
         """Whether no gradient has come, and none can arrive any more."""
         return self.backward() is None and not self.has_gradient
 
+    def after(self, backward: Backward) -> _Forward:
+        """Return the forward with none of its gradients so far, for those that its backward may bring after them.
+
+        The pushes so far keep their gradients: messages may be under way that would have to be sent again.
+        """
+        later = _Forward((), self.backward)
+        backward.renew = partial(_renew, later, self.pushes)
+        return later
+
+
+def _renew(later: _Forward, pushes: Sequence[Push]) -> dict[Slot, Slot]:
+    """Give a forward pushes like these, without gradients; return the places of its gradients by those of these."""
+    slots = {slot: replace(slot, gradient=None) for push in pushes for slot in push.call.slots}
+    later.pushes = [replace(push, call=_moved(push.call, slots)) for push in pushes]
+    return slots
+
+
+def _moved(call: Tracked, slots: dict[Slot, Slot]) -> Tracked:
+    value = mapped(call.value, lambda each: slots[each] if isinstance(each, Slot) else each)
+    return replace(call, value=value, slots=tuple([slots[each] for each in call.slots]))
+
 
 class Tape:
     """Remote results of past forwards whose gradients are still to be pushed, oldest first.
 
     Results that can no longer receive a gradient (an evaluation's, or a forward's without backward) are forgotten at
-    the next forward. A program that pushes may accumulate over as many forwards as it likes. One that has never pushed
-    keeps the last `UNPUSHED_FORWARDS`, and is warned when it loses more, so that memory stays bounded.
+    the next forward, or a few forwards later. A program that pushes may accumulate over as many forwards as it likes.
+    One that has never pushed keeps the last `UNPUSHED_FORWARDS`, and is warned when it loses more, so that memory stays
+    bounded.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._forwards: deque[_Forward] = deque()
         self._pushes = self._told = False
+        self._dense_below = _FEW_FORWARDS
+        """Number of forwards from which on dead ones among them are looked for."""
         self._pushes_one = True
         """Whether each push so far was of one forward."""
         self.untracked = ""
@@ -68,6 +99,9 @@ class Tape:
         with self._lock:
             while self._forwards and self._forwards[-1].is_dead:
                 self._forwards.pop()
+            if len(self._forwards) >= self._dense_below:  # seldom: a long accumulation holds many that are alive
+                self._forwards = deque([each for each in self._forwards if not each.is_dead])
+                self._dense_below = max(_FEW_FORWARDS, 2 * len(self._forwards))
             self._forwards.append(forward)
             lost = not self._pushes and len(self._forwards) > UNPUSHED_FORWARDS
             own_loop = returned and not self._pushes and len(self._forwards) > OWN_LOOP_FORWARDS
@@ -80,8 +114,11 @@ class Tape:
             _warn_of_own_loop()
 
     def take(self) -> list[Push]:
-        """Return the results with a gradient to push, forward by forward, in program order, and forget all."""
-        forwards = [forward for forward in self._emptied() if forward.has_gradient]
+        """Return the results with a gradient to push, forward by forward, in program order, and forget the gradients.
+
+        A gradient that comes later, by a backward that is still possible, is returned the next time.
+        """
+        forwards = self._taken()
         if len(forwards) > 1:
             if self._pushes and self._pushes_one:
                 _warn_of_several(len(forwards))
@@ -90,13 +127,21 @@ class Tape:
         return [push for forward in forwards for push in forward.pushes if push.call.has_gradient]
 
     def drop(self) -> None:
-        """Forget everything."""
-        self._emptied()
+        """Forget the gradients so far."""
+        self._taken()
 
-    def _emptied(self) -> Sequence[_Forward]:
+    def _taken(self) -> Sequence[_Forward]:
+        """Take the forwards with a gradient; what stays is those whose backward may bring more."""
+        taken: list[_Forward] = []
         with self._lock:
             forwards, self._forwards, self.untracked = self._forwards, deque(), ""
-        return forwards
+            for forward in forwards:
+                backward = forward.backward()
+                if has_gradient := forward.has_gradient:
+                    taken.append(forward)
+                if backward is not None:
+                    self._forwards.append(forward.after(backward) if has_gradient else forward)
+        return taken
 
 
 def _warn_of_several(forwards: int) -> None:

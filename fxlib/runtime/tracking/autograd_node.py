@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,9 +90,13 @@ class Backward:
     by then depends on the order in which the forward ran.
     """
 
-    __slots__ = ("__weakref__", "_came")
+    __slots__ = ("__weakref__", "_came", "_moved", "renew")
 
     def __init__(self) -> None:
+        self.renew: Callable[[], Mapping[Slot, Slot]] | None = None
+        """A function that returns new slots for those so far, whose gradients a push has taken; called once."""
+        self._moved: Mapping[Slot, Slot] = {}
+        """The slots that take gradients in place of the nodes' own, if a push has taken those of the latter."""
         self._came: dict[int, list[tuple[Slot, torch.Tensor]]] = {}
         """The gradients so far, by torch's number for the running backward; backwards may run inside one another."""
 
@@ -105,7 +109,13 @@ class Backward:
         self._came[running] += came
 
     def _over(self, running: int) -> None:
-        for slot, gradient in self._came.pop(running):
+        came = self._came.pop(running)
+        if self.renew is not None:
+            slots, self.renew = self.renew(), None
+            self._moved = {own: slots[so_far] for own, so_far in self._moved.items()} or slots
+        if self._moved:
+            came = [(self._moved.get(slot, slot), gradient) for slot, gradient in came]
+        for slot, gradient in came:
             slot.gradient = gradient if slot.gradient is None else _sum(slot.gradient, gradient)
 
 

@@ -23,9 +23,9 @@ import fxlib
 from fxlib.errors import ContractError, FxlibError
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.gradients.tape import OWN_LOOP_FORWARDS, UNPUSHED_FORWARDS
+from fxlib.runtime.gradients.tape import OWN_LOOP_FORWARDS, UNPUSHED_FORWARDS, Tape
 from fxlib.runtime.ops import remote_call, send_gradient, track_gradient
-from fxlib.runtime.push_gradients import push_gradients
+from fxlib.runtime.push_gradients import drop_gradients, push_gradients
 from fxlib.runtime.tracking.autograd_node import Backward, as_it_is, owned
 from fxlib.runtime.tracking.autograd_node import tracked as taking
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
@@ -116,12 +116,15 @@ def test_a_wrapper_of_a_captured_module_is_accepted() -> None:
 
 
 @pytest.mark.slow
-def test_forwards_without_backward_leave_nothing_on_the_tape() -> None:
-    module = two_reads()
+@pytest.mark.parametrize("bound", [False, True])
+def test_forwards_without_backward_leave_little_on_the_tape(bound: bool) -> None:
+    module, last = two_reads(), None
     for _ in range(20):
-        module(ROWS)
+        result = module(ROWS)
+        last = result if bound else last
+        del result
     gc.collect()
-    assert len(module._fxlib.tape) <= 1
+    assert len(module._fxlib.tape) <= (4 if bound else 1)
 
 
 def test_a_forward_whose_backward_is_yet_to_come_stays_on_the_tape() -> None:
@@ -130,6 +133,44 @@ def test_a_forward_whose_backward_is_yet_to_come_stays_on_the_tape() -> None:
     torch.stack(losses).sum().backward()
     push_gradients(module)
     assert len(pushed()) == 6
+
+
+def test_a_push_leaves_later_backwards_of_earlier_forwards_their_push() -> None:
+    module = two_reads()
+    losses = [module(ROWS).sum() * scale for scale in (1.0, 2.0)]
+    for loss in losses:
+        loss.backward()
+        push_gradients(module)
+    assert pushed() == ["a [3.0, 3.0]", "b [1.0, 1.0]", "a [6.0, 6.0]", "b [2.0, 2.0]"]
+
+
+@pytest.mark.parametrize("end", [push_gradients, drop_gradients])
+def test_each_backward_of_one_forward_has_its_own_push(end: Callable[[CapturedModule], None]) -> None:
+    module = two_reads()
+    result = module(ROWS)
+    for scale in (1.0, 2.0, 4.0):
+        (result * scale).sum().backward(retain_graph=True)
+        (result * scale).sum().backward(retain_graph=True)
+        (end if scale == 2.0 else push_gradients)(module)
+        push_gradients(module)
+    scales = (1.0, 2.0, 4.0) if end is push_gradients else (1.0, 4.0)
+    assert pushed() == [f"{name} [{k * x}, {k * x}]" for x in scales for name, k in (("a", 6), ("b", 2))]
+
+
+def test_of_a_structure_later_gradients_are_pushed_in_a_structure_like_it() -> None:
+    THREAD.forward = forward = ForwardContext()
+    try:
+        result = track({"x": torch.zeros(1), "y": (torch.zeros(1), 7)}, ("ps0", "f:g", (), {}, None, 0), together=False)
+    finally:
+        THREAD.forward = None
+    tape = Tape()
+    tape.add(forward.tracked, forward.backward)
+    for part in (result["x"], result["y"][0]):
+        (part * 2.0).sum().backward()
+        (push,) = tape.take()
+        gradient = push.call.gradient_of_result()
+        assert gradient["x"] is None or part is result["x"]
+        assert gradient["y"] == ((None, None) if part is result["x"] else (torch.tensor([2.0]), None))
 
 
 def test_a_program_that_never_pushes_is_warned_and_bounded() -> None:
