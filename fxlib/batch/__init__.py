@@ -282,9 +282,13 @@ def _outcome(call: Call) -> Any:
 
 def _timed_out(limit_s: float) -> internal.RemoteException:
     """Return the outcome of a call that took too long, in the words of `torch.distributed.rpc`."""
-    limit = f"{int(limit_s * 1000)} ms"
-    text = f"{TIMED_OUT}RPC ran for more than set timeout ({limit}) and will now be marked with an error"
-    return internal.RemoteException(text, TimeoutError)
+    return internal.RemoteException(timeout_text(limit_s), TimeoutError)
+
+
+def timeout_text(limit_s: float) -> str:
+    """Return the words of `torch.distributed.rpc` about a call that took longer than its limit, in seconds."""
+    limit = f"{int(torch.tensor(limit_s, dtype=torch.float32) * 1000)} ms"  # torch computes it in this precision
+    return f"{TIMED_OUT}RPC ran for more than set timeout ({limit}) and will now be marked with an error"
 
 
 def _landed(outcome: Any) -> Any:

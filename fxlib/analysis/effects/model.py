@@ -175,6 +175,8 @@ class _Analyst:
                 written.add(PROCESS)
         elif part is not Part.WAIT and any(each.name == builtin_contracts.GENERATOR for each in writes):
             touched.add(GENERATOR)
+        if part is not Part.WAIT and self._takes_from_outside(issue):
+            touched.add(PROCESS)
         joins = part is not Part.WAIT and PEERS in written
         return NodeEffects(part=part, reads=frozenset(touched), writes=frozenset(written), joins=joins)
 
@@ -182,7 +184,11 @@ class _Analyst:
         """Return whether the node reads something that a call which runs in this process may have changed."""
         if operator is None:
             return False
-        return bool(operator.state) or any(value in self._from_outside for value in node.all_input_nodes)
+        return bool(operator.state) or self._takes_from_outside(node)
+
+    def _takes_from_outside(self, node: Node) -> bool:
+        """Return whether a call that runs in this process may have changed a value that the node takes."""
+        return any(value in self._from_outside for value in node.all_input_nodes)
 
     def _reads(self, node: Node, operator: OperatorFacts | None) -> tuple[int, ...]:
         """Return the alias classes of written memory that the node reads."""

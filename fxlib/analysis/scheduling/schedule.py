@@ -229,6 +229,7 @@ class _Planner:
         self._in_flight = in_flight
         self._messages = {index[node]: message for node, message in costs.messages.items()}
         self._issue_of = {index[node]: index[issue_of(node)] for node in costs.results}
+        self._awaited = frozenset(self._issue_of.values())
         handling_s = sum(self._seconds[position] for position in {*self._messages, *self._issue_of})
         work_s = sum(self._seconds) - handling_s
         self._left_s = max(work_s, priorities.critical_path_s - handling_s)
@@ -354,7 +355,9 @@ class _Planner:
         seconds = self._seconds[position]
         if position in self._messages:
             self._now_s += seconds
-            self._expected[position] = self._in_flight.send(position, self._messages[position], self._now_s)
+            awaited = position in self._awaited
+            message = self._messages[position]
+            self._expected[position] = self._in_flight.send(position, message, self._now_s, awaited=awaited)
             self._retry()
         if position in self._issue_of:
             issue = self._issue_of[position]
@@ -414,9 +417,11 @@ class _InFlight:
             return False
         return limits.bytes_in_flight is None or load.size + _size(message) <= limits.bytes_in_flight
 
-    def send(self, position: int, message: MessageCost, now_s: float) -> float:
-        """Send a message and return when its answer is expected."""
+    def send(self, position: int, message: MessageCost, now_s: float, *, awaited: bool) -> float:
+        """Send a message and return when its answer is expected; only what is waited for counts against the limits."""
         expected = self._network.send(message, now_s).expected_s
+        if not awaited:
+            return expected
         self._expected[position] = message, expected
         for load in (self._all, self._loads.setdefault(message.to, _Load())):
             load.calls += 1

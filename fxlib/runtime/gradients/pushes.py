@@ -32,7 +32,7 @@ from fxlib.runtime.ahead import Rider
 from fxlib.runtime.ops import operators
 from fxlib.runtime.ops.batches import is_refusal, tell_of_refusal
 from fxlib.runtime.ops.timeline import Recording
-from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT
+from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, in_own_time
 from fxlib.runtime.tracking.forward_context import Tracked
 from fxlib.spec.contract import Contract, contract_of
 
@@ -301,7 +301,8 @@ class PushMessage:
             if (len(self.pushes) > 1 or self._rider is not None) and is_refusal(error):
                 tell_of_refusal(self.server, error)
                 return {}
-            return {self.pushes[0]: Raised(error)}
+            first = self.pushes[0]
+            return {first: Raised(in_own_time(error, first.call.timeout_s))}
         finally:
             DEADLINES.forget(self._future)
             for end_flight in self._end_flights:

@@ -18,7 +18,7 @@ from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.runtime import functions
 from fxlib.runtime.dynamo import outside_of_dynamo
 from fxlib.runtime.ops.operators import Future, call_now, is_this_process, server_name
-from fxlib.runtime.tracking.flow_control import DEADLINES
+from fxlib.runtime.tracking.flow_control import DEADLINES, in_own_time
 from fxlib.runtime.tracking.forward_context import THREAD, current_flow_control, received
 
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
@@ -116,12 +116,14 @@ class BatchInFlight:
         try:
             if self.future is not None:
                 landed: list[Any] = self.future.wait()
-                DEADLINES.forget(self.future)
                 return landed
         except Exception as error:  # noqa: BLE001 - the message tells what happened, whatever the class
             cause = error
             if self._in_order and not is_refusal(error):
-                return [_Raised(error)]
+                return [_Raised(in_own_time(error, self._timeout_s))]
+        finally:
+            if self.future is not None:
+                DEADLINES.forget(self.future)
         outcomes = self._one_by_one()
         if cause is not None and not isinstance(outcomes[-1], _Raised):
             self._note(cause)

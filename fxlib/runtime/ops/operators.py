@@ -12,7 +12,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch.distributed import rpc
@@ -20,7 +20,7 @@ from torch.distributed.rpc import rref_proxy
 
 from fxlib.runtime import functions
 from fxlib.runtime.dynamo import outside_of_dynamo
-from fxlib.runtime.tracking.flow_control import DEADLINES, FlowControl
+from fxlib.runtime.tracking.flow_control import DEADLINES, FlowControl, in_own_time
 from fxlib.runtime.tracking.forward_context import current_flow_control, current_forward, received
 from fxlib.runtime.tracking.track import track
 
@@ -51,7 +51,10 @@ def remote_call(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: flo
 
 def call_now(to: Any, function: str, args: Args, kwargs: Kwargs, timeout: float | None) -> Any:
     """Make `remote_call` with the same arguments and errors, for a call that is not a node of a forward."""
-    return _start(rpc.rpc_sync, to, function, args, kwargs, limit=_deadline(to, timeout))
+    try:
+        return _start(rpc.rpc_sync, to, function, args, kwargs, limit=_deadline(to, timeout))
+    except RuntimeError as error:
+        _raise(error, timeout)
 
 
 @outside_of_dynamo
@@ -91,7 +94,10 @@ def fetch(rref: Any, timeout: float | None) -> Any:
     Raises:
         Exception: whatever `to_here` raises, the error of the RRef's creation among it.
     """
-    return received(rref.to_here(_deadline(rref, timeout)))
+    try:
+        return received(rref.to_here(_deadline(rref, timeout)))
+    except RuntimeError as error:
+        _raise(error, timeout)
 
 
 @outside_of_dynamo
@@ -137,6 +143,8 @@ def wait(future: Any) -> Any:
     """
     try:
         return received(future.wait())
+    except RuntimeError as error:
+        _raise(error, DEADLINES.forget(future))
     finally:
         DEADLINES.forget(future)
 
@@ -246,6 +254,14 @@ def _watched(to: Any, timeout: float | None, start: Callable[[float], Future]) -
     future = start(DEADLINES.deadline(server, timeout))
     DEADLINES.watch(server, timeout, future)
     return future
+
+
+def _raise(error: RuntimeError, timeout_s: float | None) -> NoReturn:
+    """Raise the error of a call as it would be with no time but the call's own."""
+    own = in_own_time(error, timeout_s)
+    if own is error:
+        raise error
+    raise own from None
 
 
 def _completed(value: Any) -> Future:

@@ -7,7 +7,7 @@ issue is held forever; a call that is larger than the limit goes alone.
 No call may time out that would not have timed out if calls were issued one after another. A blocking program gives each
 call its whole timeout, because nothing else of its own is in the server's queue. The same call issued behind others
 waits for them first, and the RPC clock starts at issue; so its deadline is its own timeout plus those of the calls in
-flight before it to the same server.
+flight before it to the same server. A call that exceeds it raises what it would have raised with its own timeout.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch.distributed import rpc
 from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
+from fxlib import batch
 from fxlib.batch.known_rows import KnownRows
 
 NO_LIMIT = 0.0
@@ -135,6 +136,9 @@ class Deadlines:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._in_flight: dict[str, dict[int, tuple[_Completing, float]]] = {}
+        self._answered: dict[int, float] = {}
+        """The timeouts of calls that were found complete before anybody waited for them, by the ids of their futures; a
+        later future with such an id begins in flight."""
 
     @property
     def in_flight(self) -> int:
@@ -157,22 +161,34 @@ class Deadlines:
         with self._lock:
             self._in_flight.setdefault(server, {})[id(future)] = future, own
 
-    def forget(self, future: _Completing) -> None:
-        """Let go of a future that is complete, and of its result."""
+    def forget(self, future: _Completing) -> float:
+        """Let go of a future that is complete, and of its result; return its own timeout, `NO_LIMIT` if not known."""
         with self._lock:
             for calls in self._in_flight.values():
-                if calls.pop(id(future), None) is not None:
-                    return
+                if (found := calls.pop(id(future), None)) is not None:
+                    return found[1]
+            return self._answered.pop(id(future), NO_LIMIT)
 
     def _pruned(self, server: str) -> dict[int, tuple[_Completing, float]]:
         calls = self._in_flight[server]
         for key in [key for key, (future, _) in calls.items() if future.done()]:
-            del calls[key]
+            _, self._answered[key] = calls.pop(key)
         return calls
 
 
 DEADLINES = Deadlines()
 """The deadlines of this process, which all modules share: a call is in flight whichever module issued it."""
+
+
+def in_own_time(error: Exception, timeout_s: float | None) -> Exception:
+    """Return a timeout as a call with this timeout, in seconds, raises it with no time but its own.
+
+    Other errors are returned as they are, and so is every error of a call without a limit.
+    """
+    if not str(error).startswith(f"{batch.TIMED_OUT}RPC ran for more than set timeout ("):
+        return error
+    own = own_timeout(timeout_s)
+    return error if own == NO_LIMIT else RuntimeError(batch.timeout_text(own))
 
 
 def own_timeout(timeout_s: float | None) -> float:

@@ -174,6 +174,17 @@ def test_contracts_say_what_a_call_does_to_which_server() -> None:
     assert [effects[call].commits for call in calls] == [False, True, False, True, True]
 
 
+def test_a_call_sends_an_argument_as_a_call_to_this_very_process_may_have_left_it() -> None:
+    program = Sketch("x")
+    (x,) = program.inputs
+    unknown = program.call("unknown", x, to="trainer", contract=None)
+    given = program.call("given", x, contract=PURE)
+    own = program.call("own", program.work("fresh", torch.sin, 1.0), contract=PURE)
+    module = program.returns(unknown, given, own)
+    assert conflict(module, unknown, given)
+    assert not conflict(module, unknown, own)
+
+
 def test_memory_that_nobody_writes_is_no_effect() -> None:
     program = Sketch("x")
     (x,) = program.inputs

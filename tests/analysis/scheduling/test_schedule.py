@@ -16,6 +16,7 @@ from fxlib.reasons import Reason
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.ops import limit_in_flight
+from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Profile
 from tests.analysis.cost.test_bound import random_profile, random_program
 from tests.analysis.cost.test_simulate import MS, SCHEDULE, call, profile, server, two_lookups
@@ -180,6 +181,18 @@ def test_no_more_bytes_are_in_flight_to_a_server_than_the_limit_says() -> None:
 def test_a_call_larger_than_the_limit_goes_alone() -> None:
     order = schedule(many(), known_of_many(size=100), bytes_in_flight=50)
     assert [most_in_flight(order, to=to) for to in (0, 1)] == [1, 1]
+
+
+def test_a_call_that_nobody_waits_for_holds_no_other_call_back() -> None:
+    program = Sketch("x", "ids")
+    x, ids = program.inputs
+    program.issue("logged", ids, contract=Contract(writes=frozenset({"log"})))
+    first = program.call("first", ids, to="ps1")
+    found = program.call("found", program.work("then", torch.add, first, 1))
+    dense = program.work("dense", torch.sin, x)
+    known = profile([call("logged", 5), call("first", 1, to="ps1"), call("found", 5)], {"dense": 3, "then": 0.1})
+    order = schedule(program.returns(dense, found), known, calls_in_flight=1)
+    assert order[-3:] == ["found_issue", "dense", "found"]
 
 
 def test_a_call_that_was_held_back_says_so() -> None:

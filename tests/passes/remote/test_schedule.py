@@ -126,12 +126,14 @@ def test_a_call_without_a_contract_is_split_and_no_other_call_crosses_it() -> No
     assert schedule(module) == ["first", "second_issue", "dense", "second"]
 
 
-def test_a_pure_call_crosses_every_other_call() -> None:
-    program = Sketch("ids")
-    (ids,) = program.inputs
-    first = program.call("first", ids, contract=None)
-    module = program.returns(first, program.call("second", ids, contract=PURE))
-    assert schedule(module) == ["second_issue", "first", "second"]
+def test_a_pure_call_crosses_every_other_call_but_one_that_may_change_its_argument() -> None:
+    for of_its_own, expected in ((True, ["second_issue", "first"]), (False, ["first_issue", "second_issue", "first"])):
+        program = Sketch("ids")
+        (ids,) = program.inputs
+        argument = program.work("argument", torch.add, ids, 1)
+        first = program.call("first", ids, contract=None)
+        second = program.call("second", argument if of_its_own else ids, contract=PURE)
+        assert schedule(program.returns(first, argument, second)) == ["argument", *expected, "second"]
 
 
 def test_nothing_crosses_an_opaque_callable() -> None:

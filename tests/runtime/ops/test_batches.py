@@ -146,6 +146,14 @@ def test_a_batch_is_in_flight_until_it_is_answered() -> None:
     assert DEADLINES.deadline("ps0", 1.0) == 1.0
 
 
+@pytest.mark.slow
+def test_a_batch_that_failed_is_held_no_longer() -> None:
+    flying = issue_batch("ps0", (call("slow", 1.0), call("slow", 0.0)), 0.2, batches.IN_ORDER)
+    with pytest.raises(RuntimeError, match="200 ms"):
+        wait_item(flying, 0)
+    assert all(each is not flying.future for calls in DEADLINES._in_flight.values() for each, _ in calls.values())
+
+
 def test_calls_to_this_process_are_over_when_they_are_issued() -> None:
     functions.take_log()
     issue_batch("trainer", (call("slow", 0.01), call("slow", 0.02)), None, None)

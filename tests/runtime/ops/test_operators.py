@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +13,19 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 
 from fxlib.errors import ContractError
-from fxlib.runtime.ops import create, fetch, issue_call, issue_fetch, remote_call, start_call, track_gradient, wait
+from fxlib.runtime.ops import (
+    create,
+    fetch,
+    issue_batch,
+    issue_call,
+    issue_fetch,
+    remote_call,
+    start_call,
+    track_gradient,
+    wait,
+    wait_item,
+)
+from fxlib.runtime.ops.batches import IN_ORDER
 from fxlib.runtime.tracking.flow_control import DEADLINES
 from tests.runtime import remote_functions
 from tests.runtime.remote_functions import NAME
@@ -114,6 +128,33 @@ def test_a_blocking_call_keeps_its_own_timeout() -> None:
     for result in both("ps0", f"{NAME}:slow", X, 2.0, timeout=0.2):
         assert result[0] is RuntimeError
         assert "timeout" in result[1]
+
+
+def issued_and_found_answered(*call: Any) -> Any:
+    future = issue_call(*call)
+    with suppress(RuntimeError):
+        future.wait()
+    assert DEADLINES.deadline("ps0", 5.0) == 5.0
+    return wait(future)
+
+
+def in_order(to: str, function: str, args: Any, kwargs: Any, timeout: float) -> Any:
+    return wait_item(issue_batch(to, ((function, args, kwargs),) * 2, timeout, IN_ORDER), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "form", [remote_call, lambda *call: wait(issue_call(*call)), issued_and_found_answered, in_order]
+)
+def test_a_timeout_tells_the_calls_own_limit_though_calls_ahead_of_it_gave_it_more(form: Callable[..., Any]) -> None:
+    with pytest.raises(RuntimeError) as alone:
+        rpc.rpc_sync("ps0", remote_functions.slow, args=(X, 1.5), timeout=0.29)
+    ahead = issue_call("ps0", f"{NAME}:slow", (X, 1.5), {}, 0.2)
+    with pytest.raises(RuntimeError) as caught:
+        form("ps0", f"{NAME}:slow", (X, 1.5), {}, 0.29)
+    assert str(caught.value) == str(alone.value)
+    with pytest.raises(RuntimeError, match="200 ms"):
+        wait(ahead)
 
 
 @pytest.mark.slow
