@@ -92,7 +92,7 @@ def guarding_handler(
     """
     while frame is not None and frame is not end:
         code = frame.f_code
-        if source.is_users(code) and handles(
+        if source.is_users(frame) and handles(
             code, frame.f_lasti, frame.f_globals, never_raised=never_raised, torchs=torchs
         ):
             return f"{code.co_filename}:{frame.f_lineno}"

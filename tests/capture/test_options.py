@@ -51,6 +51,20 @@ def test_concrete_args_fix_an_argument() -> None:
     assert torch.equal(captured(x, False), captured._fxlib.original(x, False))  # type: ignore[misc]
 
 
+class Signed(nn.Module):
+    def forward(self, x: torch.Tensor, y: float) -> torch.Tensor:
+        return x + math.copysign(1.0, y)
+
+
+def test_a_zero_of_the_other_sign_is_not_the_number_to_which_an_argument_is_fixed() -> None:
+    model, x = Signed(), torch.randn(2, 3)
+    captured = fxlib.capture(model, concrete_args={"y": 0.0})
+    assert torch.equal(captured(x, float("0.0")), x + 1)
+    assert fxlib.usage(captured).original == {}
+    with pytest.warns(FxlibWarning, match="the argument y is -0.0, and was fixed to 0.0"):
+        assert torch.equal(captured(x, -0.0), x - 1)
+
+
 class Masked(nn.Module):
     def forward(self, x: torch.Tensor, mask: Any = None, doubled: bool = False) -> torch.Tensor:
         if mask is not None:

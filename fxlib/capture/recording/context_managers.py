@@ -35,7 +35,10 @@ def exit_may_swallow(exits: Any) -> bool:
     """Return whether an `__exit__` method, bound or not, or a function like it, may swallow or replace an error."""
     if (manager := getattr(exits, "__self__", None)) is not None and exits.__func__ is type(manager).__exit__:
         return may_swallow(manager)
-    return any(source.is_users(each.__code__) and _returns_true(original_code(each)) for each in functions_in(exits))
+    return any(
+        source.is_users_code(each.__code__, each.__globals__) and _returns_true(original_code(each))
+        for each in functions_in(exits)
+    )
 
 
 def decorates_with(function: Any) -> Any:
@@ -50,7 +53,7 @@ def decorates_with(function: Any) -> Any:
 
 def _catches_at_yield(generator: GeneratorType[Any, Any, Any]) -> bool:
     code, frame = generator.gi_code, generator.gi_frame
-    if frame is None or not source.is_users(code):
+    if frame is None or not source.is_users(frame):
         return False
     offsets = [each.offset for each in dis.get_instructions(code) if each.opname == "YIELD_VALUE"]
     return any(handles(code, each, frame.f_globals, never_raised=NOT_OF_TENSORS) for each in offsets)

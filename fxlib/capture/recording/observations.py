@@ -168,7 +168,8 @@ class Observations:
             self._record.class_asked(owner)
         elif (
             kind.__flags__ & HEAP_TYPE
-            and not issubclass(kind, (*VALUES, type, nn.Module))
+            and not issubclass(kind, (*VALUES, type))
+            and id(owner) not in self._record.modules
             and self._record.knows(owner)
         ):
             self._record.fact(Kind.TYPE, owner, None, kind)
@@ -224,14 +225,11 @@ class Observations:
             self._record.see(attributes_of(owner))
             return
         if kind.__dictoffset__:
-            if (name == "training" and is_a(owner, nn.Module)) or (name == "_flat_weights" and is_a(owner, nn.RNNBase)):
-                return  # `training` is a condition for all modules; the list is rebuilt when parameters are replaced
+            is_models = id(owner) in self._record.modules
+            if is_models and (name == "training" or (name == "_flat_weights" and is_a(owner, nn.RNNBase))):
+                return  # `training` is a condition for all these; the list is rebuilt when parameters are replaced
             value = attributes_of(owner).get(name, Mark.ABSENT)
-            if (
-                id(owner) in self._record.modules
-                and is_a(value, torch.Tensor)
-                and self._record.path_in_graph(value) is not None
-            ):
+            if is_models and is_a(value, torch.Tensor) and self._record.path_in_graph(value) is not None:
                 self._record.fact(Kind.ATTRIBUTE, owner, name, Mark.TENSOR)
                 return
             if value is Mark.ABSENT and is_a(found, functools.cached_property):

@@ -43,7 +43,6 @@ _TORCHS_LIBRARIES = frozenset(
     {"numpy", "sympy", "mpmath", "networkx", "optree", "jinja2", "filelock", "fsspec", "typing_extensions"}
 )
 """Packages that torch is built on and runs itself; functions of these that a program calls are not looked into."""
-_NOT_OBSERVED = (source.TORCH, source.CAPTURE.removesuffix("capture/"), "<frozen", "<eval_with_key>")
 
 
 def note_running() -> _Stop:
@@ -236,7 +235,7 @@ class ObservedFunctions:
         files = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - self._imported}
         codes = [each for each in ran if each.co_filename not in files]
         functions = [each for each in gc.get_referrers(*codes) if type(each) is FunctionType] if codes else []
-        found = [each for each in functions if not _is_generated_elsewhere(each)]
+        found = [each for each in functions if not source.is_generated_elsewhere(each.__code__, each.__globals__)]
         users = {id(each.__code__) for each in found}
         _elsewhere.update({id(each.__code__): each.__code__ for each in functions if id(each.__code__) not in users})
         return (*self._also, *found) if found or len(codes) < len(ran) else None
@@ -270,7 +269,7 @@ class ObservedFunctions:
         code = function.__code__
         if function in self.swapped or is_instrumented(code):
             return
-        if not is_observed(code) or _is_generated_elsewhere(function):
+        if not is_observed(code) or source.is_generated_elsewhere(code, function.__globals__):
             return
         made, names = _instrumented(code)
         self.swapped[function] = code
@@ -308,7 +307,7 @@ def _observed(file: str, name: str) -> bool:
         return name not in _PLUMBING
     if file.startswith(_SETTINGS):
         return True
-    if file.startswith(_NOT_OBSERVED) or source.GENERATED in file:
+    if file.startswith(source.LIBRARIES) or source.GENERATED in file:
         return False
     library = file.rpartition("-packages/")[2].partition("/")[0].removesuffix(".py")
     return library not in _TORCHS_LIBRARIES and (not file.startswith(source.STANDARD) or "-packages/" in file)
@@ -327,14 +326,6 @@ def code_of(function: Any) -> CodeType | None:
 
 def _with_entry(code: CodeType, entry: Observer) -> CodeType:
     return code.replace(co_consts=tuple(entry if each is ENTRY else each for each in code.co_consts))
-
-
-def _is_generated_elsewhere(function: FunctionType) -> bool:
-    """Return whether a function was made from a text, as in dataclasses, for a class that is not the user's."""
-    package = str(function.__globals__.get("__name__", "")).partition(".")[0]
-    if not function.__code__.co_filename.startswith("<") or package == "__main__":
-        return False
-    return package in ("torch", "fxlib", "numpy", *sys.stdlib_module_names) or package.startswith("namedtuple_")
 
 
 def is_instrumented(code: CodeType) -> bool:

@@ -145,7 +145,7 @@ def _install_autocast(interception: Interception, tracer: RemoteTracer) -> None:
 
     def ask(original: Call) -> Call:
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            if not entered and source.is_users(sys._getframe(2).f_code):
+            if not entered and source.is_users(sys._getframe(2)):
                 raise capture_error(
                     "the forward asks for the mode of autocast around it, and runs may differ in it",
                     hint="Make what asks a leaf with wrap=, or enter autocast in the forward.",

@@ -82,7 +82,7 @@ def _users_refusal(problem: str, hint: str) -> Replace:
 def _tensor_question(tracer: RemoteTracer) -> Replace:
     def replace(original: Call) -> Call:
         def is_tensor(value: object) -> bool:
-            asked = isinstance(value, Proxy) and source.is_users(sys._getframe(3).f_code)
+            asked = isinstance(value, Proxy) and source.is_users(sys._getframe(3))
             return issubclass(tracer.class_of(value), torch.Tensor) if asked else original(value)  # type: ignore[arg-type]
 
         return is_tensor
@@ -131,7 +131,7 @@ def _assignment(tracer: RemoteTracer) -> Replace:
     def replace(original: Call) -> Call:
         def assign(module: nn.Module, name: str, value: object) -> None:
             caller = sys._getframe(3)  # past the two frames of the interception
-            if not isinstance(value, Proxy) and not source.is_users(caller.f_code):
+            if not isinstance(value, Proxy) and not source.is_users(caller):
                 _assign_for_torch(tracer, original, module, name, value)
             elif not _is_written_in_place(getattr(module, name, None), value):
                 raise _kept(module, name)

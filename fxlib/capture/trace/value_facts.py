@@ -43,7 +43,7 @@ def asked_by_the_program(frame: FrameType | None) -> bool:
     """Return whether the frame that asks for a class is the user's own, or Python's on its behalf."""
     while frame is not None and frame.f_code.co_filename.endswith(_ASKING_FOR_OTHERS):
         frame = frame.f_back
-    return frame is not None and source.is_users(frame.f_code)
+    return frame is not None and source.is_users(frame)
 
 
 def class_of(node: Node, root: nn.Module, relied: dict[Node, type]) -> type | None:

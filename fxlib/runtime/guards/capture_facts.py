@@ -64,6 +64,8 @@ class Fact:
     """The statement of the program that writes to that place, if one does."""
     recall: Callable[[], Any] | None = None
     """A function that asks a cache written in C for an answer that it has; entries of such a cache show no values."""
+    signs: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    """The elements that were found in a tensor and, if zeros are among them, their signs; None until they are asked."""
 
     def now(self) -> Any:
         """Return the value that is there now."""
@@ -76,7 +78,19 @@ class Fact:
         now = self.now()
         if self.kind is Kind.CONTENTS and is_array(self.owner) and is_array(self.value):
             return _same_array(now, self.value)
-        return same(now, self.value) or (self.kind is Kind.VALUE and _same_elements(now, self.value))
+        return same(now, self.value) or (self.kind is Kind.VALUE and self._has_same_elements(now))
+
+    def _has_same_elements(self, now: torch.Tensor) -> bool:
+        """Return whether a tensor has the elements that were found; zeros of the other sign are others."""
+        value = self.value
+        if not (now.dtype is value.dtype and now.device == value.device and torch.equal(now, value)):
+            return False
+        if self.signs is None or self.signs[0] is not value:
+            numbers = _numbers(value)
+            signed = numbers.is_floating_point() and bool((numbers == 0).any())
+            self.signs = value, numbers.signbit() if signed else None
+        signs = self.signs[1]
+        return signs is None or torch.equal(_numbers(now).signbit(), signs)
 
     def _is_filled(self) -> bool:
         """Return whether a run has filled the entry with the captured result, and hold the fact to that entry then."""
@@ -276,8 +290,9 @@ def _same_array(now: Any, value: Any) -> bool:
     return bool(now.shape == value.shape and now.dtype == value.dtype and now.tobytes() == value.tobytes())
 
 
-def _same_elements(now: torch.Tensor, value: torch.Tensor) -> bool:
-    return now.dtype == value.dtype and now.device == value.device and torch.equal(now, value)
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor, each complex one as two numbers."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def attributes_of(owner: Any) -> dict[str, Any]:

@@ -314,6 +314,55 @@ def test_a_list_of_equal_numbers_is_what_it_was_and_is_compared_by_identity_from
     assert facts._columns is not None
 
 
+class Beside(nn.Dropout):
+    factor = 1.0
+
+
+class Doubles(nn.Dropout):
+    factor = 2.0
+
+
+BESIDE: dict[str, tuple[Callable[[Any], float], Callable[[Any], object]]] = {
+    "flag": (lambda m: 2.0 if m.training else 1.0, lambda m: m.eval()),
+    "class": (lambda m: 2.0 if isinstance(m, Doubles) else 1.0, lambda m: setattr(m, "__class__", Doubles)),
+    "attribute of its class": (lambda m: m.factor, lambda m: setattr(m, "__class__", Doubles)),
+    "weights of its own": (
+        lambda m: float(len(m._flat_weights)) if isinstance(m, nn.RNNBase) else 1.0,
+        lambda m: m._flat_weights.pop(),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the original forward")
+@pytest.mark.parametrize("asked", BESIDE)
+@pytest.mark.parametrize("held", ["global", "list"])
+def test_what_is_asked_of_a_module_that_the_model_does_not_have_is_a_fact(asked: str, held: str) -> None:
+    answer, change = BESIDE[asked]
+    beside: Any = nn.GRU(4, 4) if asked == "weights of its own" else Beside()
+    model: Any = Model(lambda m, x: x * answer(m.beside[0]))
+    model.beside = [beside]
+    program: Any = model if held == "list" else lambda x: x * answer(beside)
+    captured = fxlib.capture(program)
+    before = captured(X)
+    change(beside)
+    assert torch.equal(captured(X), program(X))
+    assert not torch.equal(captured(X), before)
+
+
+@pytest.mark.filterwarnings("ignore:the original forward")
+@pytest.mark.parametrize("found, other", [([1.0, 0.0], [1.0, -0.0]), (complex(1.0, 0.0), complex(1.0, -0.0))])
+def test_a_zero_of_the_other_sign_is_another_element_of_a_tensor_that_was_asked_for_its_own(
+    found: Any, other: Any
+) -> None:
+    model: Any = Model(lambda m, x: x * (2.0 if "-" in str(m.asked.tolist()) else 1.0))
+    model.asked = torch.tensor(found)
+    captured = fxlib.capture(model)
+    for elements in (found, other, found):
+        model.asked.copy_(torch.tensor(elements))
+        assert torch.equal(captured(X), model(X))
+    assert fxlib.usage(captured).graphs == {"main": 2}
+
+
 def test_what_a_forward_hears_of_its_own_code_is_no_change_of_it() -> None:
     def count(_: Any, x: torch.Tensor) -> Any:
         return x * defaulted.__code__.co_argcount
