@@ -23,7 +23,7 @@ T = TypeVar("T")
 _READING = frozenset({"get_attr", "call_module"})
 _TORCHS_CALL = nn.Module.__call__
 _TORCHS_IMPLEMENTATION = nn.Module._call_impl
-_HARMLESS = ("torch", "fxlib.runtime", "_operator", "operator", "math", "builtins")
+_HARMLESS = ("torch.", "fxlib.runtime.", "_operator.", "operator.", "math.", "builtins.")
 _OPERATORS = frozenset({"torch._ops.aten", "torch._ops.prims", "torch._ops.fxlib"})
 """Modules whose functions give no module a hook while a forward runs; other custom operators may run anything."""
 
@@ -211,7 +211,7 @@ def _is_torchs(module: nn.Module, watched: Collection[int]) -> bool:
 
 def is_torchs_value(held: Any) -> bool:
     """Return whether a value in a module runs no code of the user's, as an activation handed to a torch module may."""
-    return not callable(held) or str(getattr(held, "__module__", None) or "").startswith(_HARMLESS)
+    return not callable(held) or _is_in_harmless(str(getattr(held, "__module__", None) or ""))
 
 
 def _gives_no_hooks(graph: Graph) -> bool:
@@ -222,4 +222,9 @@ def _gives_no_hooks(graph: Graph) -> bool:
 def is_harmless(function: Any) -> bool:
     """Return whether a function is torch's, Python's or ours, and runs no code of the program's own."""
     module = str(getattr(function, "__module__", None) or "")
-    return module in _OPERATORS if module.startswith("torch._ops") else module.startswith(_HARMLESS)
+    return module in _OPERATORS if module.startswith("torch._ops") else _is_in_harmless(module)
+
+
+def _is_in_harmless(module: str) -> bool:
+    """Return whether a Python module is torch's, Python's or ours; `math_utils` and `torchrec` are the program's."""
+    return f"{module}.".startswith(_HARMLESS)

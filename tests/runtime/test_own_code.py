@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.rpc import rpc_sync
+from torch.nn import functional as F
 
 import fxlib
 from fxlib.errors import FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.own_code import running_own_code
+from fxlib.runtime.submodules import is_torchs_value
 
 pytestmark = pytest.mark.usefixtures("servers")
 X = torch.linspace(-1, 1, 4)
@@ -107,3 +109,23 @@ def test_this_librarys_operators_are_no_code_of_the_programs_own(namespace: str,
     x = graph.placeholder("x")
     graph.output(graph.call_function(getattr(torch.ops, namespace).quantize.default, (x, 1.0, 0)))
     assert bool(list(running_own_code(torch.fx.GraphModule(nn.Module(), graph)))) is own
+
+
+@pytest.mark.parametrize("home", ["math_utils", "operators", "torch_utils", "torchrec.sparse"])
+def test_a_function_is_the_programs_own_though_its_modules_name_begins_as_torchs_or_pythons(home: str) -> None:
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    kept.__module__ = home
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(kept, (graph.placeholder("x"),)))
+    assert list(running_own_code(torch.fx.GraphModule(nn.Module(), graph)))
+
+
+def test_an_activation_is_the_programs_own_though_its_modules_name_begins_as_torchs() -> None:
+    def activation(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    activation.__module__ = "torch_utils"
+    assert not is_torchs_value(activation)
+    assert is_torchs_value(F.relu)

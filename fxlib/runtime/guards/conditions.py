@@ -28,11 +28,12 @@ from torch.utils.hooks import RemovableHandle
 
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.data_parallel import deciding
-from fxlib.runtime.guards.capture_facts import Change, changed_entry
+from fxlib.runtime.guards.capture_facts import Change, changed_entry, same
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark
 from fxlib.runtime.guards.fact_table import Facts
 from fxlib.runtime.guards.tensor_metadata import METADATA, TensorMetadata, TiedParameters, foreign_class
 from fxlib.runtime.submodules import local_modules
+from fxlib.utils.pytree import leaves
 
 Parameter = inspect.Parameter
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -77,7 +78,10 @@ class _BackwardOrder:
             return
         known = self._handles == RemovableHandle.next_id
         many = result.values() if isinstance(result, dict) else result
-        for each in many if isinstance(result, dict | tuple | list) else (result,):
+        found: Iterable[Any] = many if isinstance(result, dict | tuple | list) else (result,)
+        if any(type(each) is not torch.Tensor for each in found):  # this is rare, and takes longer
+            found = [leaf for _, leaf in leaves(result)]
+        for each in found:
             if type(each) is torch.Tensor and each.grad_fn is not None:
                 each.grad_fn.register_prehook(self._came)
         if known:  # the hooks that were registered since are these
@@ -375,7 +379,7 @@ class Conditions:
         arguments = _bound(parameters, args, kwargs)
         for name, fixed in self.fixed.items():
             value = arguments.get(name)
-            if value is not fixed and (type(value) is not type(fixed) or value != fixed):
+            if not same(value, fixed):
                 return f"the argument {name} is {_brief(value)}, and was fixed to {fixed!r} at capture"
         return self.python.misfit(arguments)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from itertools import chain, repeat
 from operator import is_
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch._C._dynamo.guards import dict_version
@@ -40,14 +40,8 @@ class DictEntries:
         self._orders: list[tuple[dict[Any, Any], Sequence[Any]]] = []
         self._changes: dict[int, int] = {}
         """The number of checks at which a dict had another version, by the dict's id."""
-        self._all: _Comparison | None = None
-        """The comparison of all entries; None if some were added since it was made."""
-        self._restless: _Comparison | None = None
-        """The comparison of the entries of dicts that are written to again and again; None if there are none."""
-        self._steady: list[dict[Any, Any]] = []
-        """The dicts that are not written to again and again."""
-        self._versions: list[int] | None = None
-        """The versions of the steady dicts when all entries held; None if they never have."""
+        self._layout: _Layout = _UNMADE
+        """Each check reads this once, and replaces it as a whole: threads may check at the same time."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -55,12 +49,12 @@ class DictEntries:
     def add(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Hold an entry to a value."""
         self._entries.append((table, key, value))
-        self._all = self._versions = None
+        self._layout = _UNMADE
 
     def add_order(self, table: dict[Any, Any], keys: Sequence[Any]) -> None:
         """Hold a plain dict to exactly these keys in this order."""
         self._orders.append((table, keys))
-        self._all = self._versions = None
+        self._layout = _UNMADE
 
     def now(self, index: int) -> Any:
         """Return the present value of the entry that was added as number `index`."""
@@ -70,42 +64,46 @@ class DictEntries:
     def hold_to(self, index: int, value: Any) -> None:
         """Hold an entry to another value from now on."""
         self._entries[index] = (*self._entries[index][:2], value)
-        self._all = self._versions = None
+        self._layout = _UNMADE
 
     def holds(self) -> bool:
         """Return whether each entry holds its object, and each dict that has an order its keys."""
-        versions = list(map(dict_version, self._steady))
-        if versions == self._versions:
-            return self._restless is None or self._restless.holds()
-        return self._compare(versions)
+        layout = self._layout
+        steady, known, restless, _ = layout
+        versions = list(map(dict_version, steady))
+        if versions == known:
+            return restless is None or restless.holds()
+        return self._compare(layout, versions)
 
-    def _compare(self, versions: list[int]) -> bool:
-        """Compare all entries and, if they hold, note the versions that dicts had before."""
-        if self._all is None:
-            self._lay_out()
-            versions = list(map(dict_version, self._steady))
-        assert self._all is not None  # noqa: S101 - laid out above
-        if not self._all.holds():
+    def _compare(self, layout: _Layout, versions: list[int]) -> bool:
+        """Compare all entries and, if they hold, note the versions that dicts had before, unless the layout is new."""
+        steady, known, restless, every = layout
+        if every is None:
+            layout = self._layout = self._laid_out()
+            steady, known, restless, every = layout
+            versions = list(map(dict_version, steady))
+        assert every is not None  # noqa: S101 - laid out above
+        if not every.holds():
             return False
         changed = []
-        if self._versions is not None:
-            pairs = zip(self._steady, self._versions, versions, strict=True)
+        if known is not None:
+            pairs = zip(steady, known, versions, strict=True)
             changed = [id(table) for table, before, now in pairs if before != now]
-        self._versions = versions
         for each in changed:
             self._changes[each] = self._changes.get(each, 0) + 1
-        if any(self._changes[each] == CHANGES_TO_RESTLESS for each in changed):
-            self._lay_out()
+        are_restless = any(self._changes[each] >= CHANGES_TO_RESTLESS for each in changed)
+        noted = self._laid_out() if are_restless else (steady, versions, restless, every)
+        if self._layout is layout:
+            self._layout = noted
         return True
 
-    def _lay_out(self) -> None:
+    def _laid_out(self) -> _Layout:
         """Divide dicts into those that are written to again and again, and steady ones, without known versions yet."""
         tables = {id(table): table for table, _, _ in self._entries} | {id(table): table for table, _ in self._orders}
         restless = {each for each in tables if self._changes.get(each, 0) >= CHANGES_TO_RESTLESS}
-        self._all = _Comparison(self._entries, self._orders, tables.keys())
-        self._restless = _Comparison(self._entries, self._orders, restless) if restless else None
-        self._steady = [table for each, table in tables.items() if each not in restless]
-        self._versions = None
+        steady = [table for each, table in tables.items() if each not in restless]
+        every = _Comparison(self._entries, self._orders, tables.keys())
+        return steady, None, _Comparison(self._entries, self._orders, restless) if restless else None, every
 
 
 class _Comparison:
@@ -141,3 +139,10 @@ class _Comparison:
             and list(map(len, self._ordered)) == self._sizes
             and all(map(is_, chain.from_iterable(self._ordered), self._order))
         )
+
+
+_Layout: TypeAlias = tuple[Sequence[dict[Any, Any]], list[int] | None, _Comparison | None, _Comparison | None]
+"""The steady dicts, which are not written to again and again; their versions when all entries held, or None if they
+never have; the comparison of the other dicts' entries, or None if there are none; and the comparison of all entries, or
+None if some were added since."""
+_UNMADE: _Layout = ([], None, None, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.distributed import rpc
 import fxlib
 from fxlib.errors import FxlibWarning
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.guards.conditions import _BackwardOrder
 from tests.random_programs.simulation import count, simulated
 
 
@@ -124,6 +127,28 @@ def test_after_a_backward_that_made_a_graph_the_original_runs_with_its_second_de
         found = steps(module, penalized, 4)
     assert found[1:] == steps(model, penalized, 4)[1:]
     assert sum("second derivatives of this step" in str(each.message) for each in caught) == 1
+
+
+@dataclass
+class Results:
+    out: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [lambda x: (x, x), lambda x: (1.0, (x,)), lambda x: {"out": [x]}, Results],
+    ids=["tuple", "tuple in a tuple", "list in a dict", "dataclass"],
+)
+def test_a_backward_that_makes_a_graph_is_noticed_wherever_the_result_holds_what_it_starts_from(
+    packed: Callable[[torch.Tensor], Any],
+) -> None:
+    order = _BackwardOrder()
+    x = torch.ones(2, requires_grad=True)
+    y = x.square()
+    order.watch(packed(y))
+    with pytest.warns(FxlibWarning, match="create_graph"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert "create_graph" in order.shows(())
 
 
 def test_second_derivatives_are_the_same_where_only_calls_move() -> None:

@@ -211,3 +211,26 @@ def test_only_a_dict_that_is_written_to_is_compared_again(monkeypatch: pytest.Mo
         restless["step"] = number
         assert entries.holds()
     assert compared == [2, *[1] * 10]
+
+
+def test_a_check_of_another_thread_may_come_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, steady = {"key": VALUE, "another": 0}, {"key": VALUE}
+    entries = DictEntries()
+    for table in (written, steady):
+        entries.add(table, "key", VALUE)
+    assert entries.holds()
+    compares = dict_entries._Comparison.holds
+
+    def interrupted(comparison: Any) -> bool:
+        monkeypatch.setattr(dict_entries._Comparison, "holds", compares)
+        held(entries, "restless", written)  # as the other thread finds, which divides the dicts anew
+        return compares(comparison)
+
+    monkeypatch.setattr(dict_entries._Comparison, "holds", interrupted)
+    written["another"] = 1
+
+    assert entries.holds()
+    assert entries.holds()
+    for one, other in ((steady, written), (written, steady)):
+        one["key"], other["key"] = [1.0], VALUE
+        assert not entries.holds()
