@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -221,14 +221,58 @@ class CapturedModule(GraphModule):
         if state is None or state.mirror is None or state.conditions.module is not self:
             super().__setattr__(name, value)
             return
-        held = state.original.__dict__
+        self._follow()
+        is_originals = _is_part(state.original, name)
         known = name in self.__dict__ or isinstance(getattr(type(self), name, None), property)
-        if name in held and not known:
+        is_new = not (is_originals or _is_part(self, name) or hasattr(type(self), name))
+        if not known and (is_new or name in state.original.__dict__):
+            if isinstance(value, nn.Module | nn.Parameter):
+                super().__setattr__(name, value)
             state.mirror.replace(name, value)
             return
         super().__setattr__(name, value)
-        if name in state.constants or any(name in held[table] for table in ("_parameters", "_buffers", "_modules")):
+        if name in state.constants or name == "training" or is_originals:
             state.mirror.replace(name, value)
+
+    @override
+    def __delattr__(self, name: str) -> None:
+        state = self.__dict__.get("_fxlib")
+        if state is None or state.mirror is None or state.conditions.module is not self:
+            super().__delattr__(name)
+            return
+        self._follow()
+        is_own = name in self.__dict__ or _is_part(self, name)
+        if is_own:
+            super().__delattr__(name)
+        if not is_own or name in state.original.__dict__ or _is_part(state.original, name):
+            state.mirror.delete(name)
+
+    @override
+    def train(self, mode: bool = True) -> Self:
+        """Set the training flags as the original's own `train` does."""
+        return self._switched("train", mode)
+
+    @override
+    def eval(self) -> Self:
+        """Set the training flags as the original's own `eval` does."""
+        return self._switched("eval")
+
+    def _switched(self, name: str, *mode: bool) -> Self:
+        original = self._fxlib.original
+        if original is None or getattr(getattr(original, name), "__func__", None) is getattr(nn.Module, name):
+            getattr(super(), name)(*mode)
+            return self
+        getattr(original, name)(*mode)
+        self.training = original.training
+        for part in self.children():
+            if all(part is not each for each in original.children()):
+                part.train(original.training)
+        return self
+
+    @override
+    def _replicate_for_data_parallel(self) -> Any:
+        replicated: Any = super() if self._fxlib.original is None else self._fxlib.original
+        return replicated._replicate_for_data_parallel()  # its parts have the same names
 
     @override
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -413,6 +457,11 @@ for _each in (
 ):
     skip(_each.__code__)
 _TABLES = ("_parameters", "_modules", "_buffers")
+
+
+def _is_part(module: nn.Module, name: str) -> bool:
+    """Return whether a module has a parameter, buffer or module of this name."""
+    return any(name in module.__dict__[table] for table in _TABLES)
 
 
 def outdated(module: nn.Module) -> str:

@@ -66,10 +66,12 @@ class Mirror:
         """The tables of the original's root when the module last saw them."""
         self._versions: list[int] = []
         """The versions of the tables at that time; each write to a dict replaces its version."""
+        self._training: bool | None = None
+        """The training flag of the original's root at that time."""
         self.note()
 
     def follow(self, module: nn.Module, constants: Iterable[str]) -> None:
-        """Take over the parameters, buffers, modules and `constants` that have been replaced on the original since."""
+        """Take over parts, `constants` and the training flag that are others on the original's root than last seen."""
         held = self._original.__dict__
         tables = [held["_parameters"], held["_buffers"], held["_modules"]]
         versions = list(map(dict_version, tables))
@@ -77,6 +79,8 @@ class Mirror:
             self._take_over(module, tables)
             self._tables, self._versions = tables, versions
         own = module.__dict__
+        if (training := held.get("training")) is not self._training:
+            own["training"] = self._training = training
         for name in constants:
             if name in held and name in own:
                 own[name] = held[name]
@@ -93,8 +97,14 @@ class Mirror:
         setattr(self._original, name, value)
         self.note()
 
+    def delete(self, name: str) -> None:
+        """Delete a part or an attribute of the original, as was done on the captured module."""
+        delattr(self._original, name)
+        self.note()
+
     def note(self) -> None:
-        """Note the original's present tables as seen."""
+        """Note the original's present tables and its flag as seen."""
+        self._training = self._original.__dict__.get("training")
         self._tables = [self._original.__dict__[table] for table in _TABLES]
         self._versions = list(map(dict_version, self._tables))
         self._seen = {table: dict(now) for table, now in zip(_TABLES, self._tables, strict=True)}
@@ -103,6 +113,7 @@ class Mirror:
         copied = Mirror.__new__(Mirror)
         memo[id(self)] = copied
         copied._original, copied._seen = copy.deepcopy((self._original, self._seen), memo)
+        copied._training = self._training
         copied._tables, copied._versions = [], []  # the copied original may not have all of its tables yet
         return copied
 

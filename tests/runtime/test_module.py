@@ -6,12 +6,14 @@ import copy
 import inspect
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.fx import Graph, symbolic_trace
 
+import fxlib
 from fxlib.errors import WireError
 from fxlib.runtime import CapturedModule
 from tests.shared.process_group import process_group
@@ -81,6 +83,105 @@ def test_what_the_graph_does_not_know_the_original_answers() -> None:
     assert module.describe() == "at 2.0"
     with pytest.raises(AttributeError, match="nothing_such"):
         _ = module.nothing_such
+
+
+class Defaults(nn.Module):
+    head: nn.Module
+    scale = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.doubled = nn.Linear(4, 4), 1.0
+
+    @property
+    def gain(self) -> float:
+        return self.doubled
+
+    @gain.setter
+    def gain(self, value: float) -> None:
+        self.doubled = value * 2
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.linear(x) * self.scale * self.gain
+        return self.head(x) if hasattr(self, "head") else x + getattr(self, "shift", 0.0)
+
+
+@pytest.mark.parametrize(
+    "name, value", [("scale", 3.0), ("gain", 3.0), ("shift", 3.0), ("head", nn.Linear(4, 2)), ("linear", nn.Identity())]
+)
+def test_what_is_set_on_it_reaches_the_model_and_what_is_deleted_too(name: str, value: Any) -> None:
+    model = Defaults()
+    module = fxlib.capture(model)
+    before = module(X)
+    setattr(module, name, value)
+    assert getattr(model, name) == getattr(module, name)
+    assert torch.equal(module(X), model(X))
+    assert module(X).shape != before.shape or not torch.equal(module(X), before)
+    if name != "gain":
+        delattr(module, name)
+        assert not any(name in table for each in (model, module) for table in (each.__dict__, each._modules))
+
+
+def test_what_is_replaced_on_the_model_is_seen_though_something_is_set_on_it_next() -> None:
+    model = Defaults()
+    module = fxlib.capture(model)
+    model.linear = nn.Linear(4, 3)
+    module.doubled = 4.0
+    assert module.linear is model.linear
+    assert torch.equal(module(X), model(X))
+
+
+def test_a_replica_for_data_parallel_takes_nothing_from_the_model() -> None:
+    model = Defaults()
+    before = model.linear
+    replica = fxlib.capture(model)._replicate_for_data_parallel()
+    replica.linear = nn.Linear(4, 4)
+    assert model.linear is before
+    assert torch.equal(replica(X), replica.linear(X) * 2)
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.dropout = nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.norm(x))
+
+
+class Evaluated(Model):
+    def eval(self) -> Evaluated:
+        super().eval()
+        self.temperature = 1.0
+        return self
+
+
+def test_the_models_own_train_and_eval_run() -> None:
+    module = fxlib.capture(Frozen())
+    for mode in (False, True):
+        assert module.train(mode) is module
+        assert [each.training for each in module.modules()] == [mode, False, mode]
+    evaluated = captured(Evaluated())
+    assert evaluated.eval() is evaluated
+    assert (evaluated.training, evaluated.temperature) == (False, 1.0)
+
+
+def test_the_training_flag_is_the_models() -> None:
+    module = captured()
+    model = original_of(module)
+    module.eval()
+    assert not model.training
+    model.train()
+    module(X)
+    assert module.training
+    model.eval()
+    assert torch.equal(module(X), module(X))
+    assert not module.training
 
 
 @pytest.mark.parametrize("change", ["eval", "one module", "no grad", "inference"])
