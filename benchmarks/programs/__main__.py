@@ -62,36 +62,13 @@ def rows(name: str, service_ms: float, came: Found) -> Iterator[Row]:
     flags = {"captured": came.captured, "adopted": came.adopted, "bitwise": came.bitwise}
     for metric, flag in flags.items():
         if flag is not None:
-            value = float(flag)
-            yield Row(
-                benchmark=NAME,
-                case=case,
-                arm="fxlib",
-                metric=metric,
-                value=value,
-                unit="",
-                low=value,
-                high=value,
-                runs=1,
-            )
+            yield _single(case, "fxlib", metric, float(flag))
     if came.asked_s:
-        yield Row(
-            benchmark=NAME,
-            case=case,
-            arm="fxlib",
-            metric="decided_seconds",
-            value=came.asked_s,
-            unit="s",
-            low=came.asked_s,
-            high=came.asked_s,
-            runs=1,
-        )
+        yield _single(case, "fxlib", "decided_seconds", came.asked_s, unit="s")
     for arm, seconds in came.seconds.items():
         yield row(benchmark=NAME, case=case, arm=arm, metric="step_seconds", unit="s", samples=seconds)
     for arm, share in came.busy.items():
-        yield Row(
-            benchmark=NAME, case=case, arm=arm, metric="busy_cores", value=share, unit="", low=share, high=share, runs=1
-        )
+        yield _single(case, arm, "busy_cores", share)
     for arm, predicted_s in came.predicted_s.items():
         if arm in came.seconds:
             off, low, high = ratio_interval([predicted_s] * len(came.seconds[arm]), came.seconds[arm])
@@ -111,22 +88,16 @@ def rows(name: str, service_ms: float, came: Found) -> Iterator[Row]:
 
 def _of_evaluation(case: Case, came: Evaluated) -> Iterator[Row]:
     for metric, value in (("bitwise", float(came.bitwise)), ("taken", came.taken)):
-        yield Row(
-            benchmark=NAME,
-            case=case,
-            arm="pipeline",
-            metric=metric,
-            value=value,
-            unit="",
-            low=value,
-            high=value,
-            runs=1,
-        )
+        yield _single(case, "pipeline", metric, value)
     for arm, seconds in came.seconds.items():
         yield row(benchmark=NAME, case=case, arm=arm, metric="step_seconds", unit="s", samples=seconds)
         if arm != ORIGINAL:
             ratio = ratio_interval(came.seconds[ORIGINAL], seconds)
             yield _ratio(case, arm, "gain", ratio, seconds)
+
+
+def _single(case: Case, arm: str, metric: str, value: float, unit: str = "") -> Row:
+    return Row(benchmark=NAME, case=case, arm=arm, metric=metric, value=value, unit=unit, low=value, high=value, runs=1)
 
 
 def _ratio(case: Case, arm: str, metric: str, ratio: tuple[float, float, float], samples: Sequence[float]) -> Row:

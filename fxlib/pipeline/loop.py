@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 
 from fxlib.errors import FxlibError, FxlibWarning
-from fxlib.pipeline.module_ahead import Entry, ModuleAhead, ahead_of, captured_in
+from fxlib.pipeline.entry import Entry
+from fxlib.pipeline.module_ahead import ModuleAhead, ahead_of, captured_in
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.inputs import Batch

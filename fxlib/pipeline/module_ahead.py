@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -21,6 +21,7 @@ from fxlib.analysis.effects.resources import ServerState, states_of
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.by_keys import SAMPLED
 from fxlib.pipeline.choice import Choice, InTurn, MeasuredChoice
+from fxlib.pipeline.entry import Entry, modes
 from fxlib.pipeline.leaves_pushes import LeavesPushes
 from fxlib.pipeline.message import KeysOnce
 from fxlib.pipeline.program import Program
@@ -28,7 +29,6 @@ from fxlib.pipeline.push_period import PushPeriod
 from fxlib.pipeline.ready_results import Take, with_results
 from fxlib.pipeline.request import BROKEN, SETTLE_S, Request, State, Travels, riders_of
 from fxlib.pipeline.trainers import Trainers
-from fxlib.pipeline.unchanged import Noted
 from fxlib.pipeline.updates import Block, Updates
 from fxlib.pipeline.watch import WATCH
 from fxlib.reasons import Reason
@@ -79,30 +79,6 @@ def ahead_of(module: CapturedModule) -> ModuleAhead:
     if not isinstance(found, ModuleAhead):
         found = module._fxlib.ahead = ModuleAhead(module)
     return found
-
-
-class Entry:
-    """The requests that were made ahead for one batch.
-
-    Attributes:
-        program: the prologue that made them.
-        requests: one for each call of the program.
-        is_due: whether the loop has the batch, so that a forward that does not fit is worth a warning.
-        why_not: why the last forward did not take the entry while it was due; empty if there was no such forward.
-    """
-
-    def __init__(self, program: Program, noted: Sequence[Noted | None], requests: Sequence[Request | None]) -> None:
-        self.program = program
-        self.noted = noted
-        self.requests = requests
-        self.modes = _modes()
-        self.is_due = True
-        self.why_not = ""
-
-    @property
-    def waiting(self) -> Iterator[Request]:
-        """The requests that no forward has taken."""
-        return (each for each in self.requests if each is not None and each.state is not State.TAKEN)
 
 
 class ModuleAhead(LeavesPushes):
@@ -493,23 +469,14 @@ class ModuleAhead(LeavesPushes):
     def _matching(
         self, module: CapturedModule, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Entry, list[bool]] | None:
-        modes = None
+        now = None
         for entry in self._entries:
             if not entry.is_due:  # its batch may hold the tensors of the one before it
                 continue
-            modes, sources = modes or _modes(), entry.program.sources
-            if entry.program.module is not module or not entry.program.is_current():
-                why_not = "another graph runs"
-            elif modes != entry.modes:
-                why_not = "autocast, inference mode or the default dtype differs"
-            else:
-                why_not = "other tensors, or changed ones"
-                with suppress(TypeError, ValueError):
-                    unchanged = entry.program.unchanged(entry.noted, entry.program.values(args, kwargs))
-                    of_inputs = [is_so for is_so, each in zip(unchanged, sources, strict=True) if not each.path]
-                    if any(of_inputs) or not of_inputs:
-                        return entry, unchanged
-            entry.why_not = why_not
+            now = now or modes()
+            unchanged = entry.unchanged(module, args, kwargs, now)
+            if unchanged is not None:
+                return entry, unchanged
         return None
 
     def _with_results(
@@ -614,14 +581,3 @@ def _written_by(pushes: Sequence[Push]) -> frozenset[ServerState]:
     """Return the states that pushes write."""
     distinct = {(id(each.contract), each.server): each for each in pushes}
     return frozenset().union(*(states_of(each.contract, each.server)[1] for each in distinct.values()))
-
-
-def _modes() -> tuple[object, ...]:
-    """Return the settings that, besides its arguments, decide the results of local work."""
-    return (
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cpu"),
-        torch.get_default_dtype(),
-        torch.is_inference_mode_enabled(),
-    )
