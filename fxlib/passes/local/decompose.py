@@ -22,6 +22,7 @@ from typing_extensions import override
 from fxlib.analysis.effects.gradients import records_gradients
 from fxlib.analysis.effects.local_work import Motion, Sharing
 from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.layers import under_autocast
 from fxlib.analysis.operators.arguments import frozen
 from fxlib.analysis.operators.canonical import as_function
 from fxlib.errors import PassError
@@ -50,19 +51,19 @@ def decompose(rules: Mapping[Any, Decomposition]) -> Decompose:
 
 
 _PARTS = Introduced.of(
-    *(operator.add, operator.mul, operator.truediv, operator.ge),
-    *(torch.clamp, torch.erf, torch.sigmoid, torch.tanh, torch.where, F.softplus),
+    *(operator.add, operator.mul, operator.truediv, operator.gt),
+    *(torch.erf, torch.sigmoid, torch.tanh, torch.where, F.relu6, F.softplus),
 )
 """The operators that the decompositions known by name consist of."""
 
 
-@register_pass("decompose", preserves="tolerance", introduces=_PARTS, version="2")
+@register_pass("decompose", preserves="tolerance", introduces=_PARTS, version="3")
 class Decompose(GraphPass):
     """Replace operators by their decompositions, traced into the program.
 
     The inserted nodes are at the call's position, with its module and its source line. They are plain work: a call that
     writes, draws random numbers or may do anything is declined, since none of that may be lost, and a decomposition
-    that does any of it is an error.
+    that does any of it is an error. So is a call in a block of autocast, which may give the parts another dtype.
     """
 
     rules: Mapping[Any, Decomposition] | None = None
@@ -109,6 +110,7 @@ class _Work:
         effects = Effects.of(module)
         self._effects, self._sharing, self._records = effects, Sharing(effects), records_gradients(module)
         self._motion = Motion(module, effects, keep_gradients=False)
+        self._autocast = set(under_autocast(effects.nodes))
         held = (*module.named_parameters(), *module.named_buffers())
         self._retracing = Retracing({id(tensor): name for name, tensor in held})
         self._replacements = Replacements(module.graph)
@@ -121,7 +123,7 @@ class _Work:
             call = None if node in self._gone else self._call(node)
             if call is None:
                 continue
-            reason = self._motion.unfit(node)
+            reason = Reason.AUTOCAST if node in self._autocast else self._motion.unfit(node)
             retraced = None if reason is not None else self._retracing.of(*call, location_of(node))
             if retraced is not None:
                 reason = self._refusal(node, retraced)
@@ -206,20 +208,20 @@ def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
 
 
-def _silu(x: Tensor, *, inplace: bool = False) -> Any:
+def _silu(x: Tensor, inplace: bool = False) -> Any:
     return NotImplemented if inplace else x * torch.sigmoid(x)
 
 
-def _mish(x: Tensor, *, inplace: bool = False) -> Any:
+def _mish(x: Tensor, inplace: bool = False) -> Any:
     return NotImplemented if inplace else x * torch.tanh(F.softplus(x))
 
 
-def _hardswish(x: Tensor, *, inplace: bool = False) -> Any:
-    return NotImplemented if inplace else x * torch.clamp(x + 3, 0, 6) / 6
+def _hardswish(x: Tensor, inplace: bool = False) -> Any:
+    return NotImplemented if inplace else x * F.relu6(x + 3) / 6
 
 
-def _leaky_relu(x: Tensor, negative_slope: float = 0.01, *, inplace: bool = False) -> Any:
-    return NotImplemented if inplace else torch.where(x >= 0, x, x * negative_slope)
+def _leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Any:
+    return NotImplemented if inplace else torch.where(x > 0, x, x * negative_slope)
 
 
 DECOMPOSITIONS: Mapping[str, Mapping[Any, Callable[..., Any]]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.nn import functional as F
 
 import fxlib
@@ -134,6 +134,46 @@ def test_the_library_knows_some_by_name() -> None:
     assert rewrite.passes[0].changes == 6
     graph = GraphModule(rewrite.module, rewrite.module.graph)
     assert fxlib.verify(Activations(), graph, [X], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hardswish", "leaky_relu"])
+def test_what_is_known_by_name_has_the_gradient_of_the_operator_where_it_bends(name: str) -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return getattr(F, name)(x) * y
+
+    chosen = recipes.from_passes([("decompose", {"operators": [name]})])
+    rewrite = recipes.apply(fxlib.capture(Program(program)), chosen)
+    assert rewrite.passes[0].changes == 1
+    bends = torch.tensor([-3.0, 0.0, 3.0], requires_grad=True)
+    graph = GraphModule(rewrite.module, rewrite.module.graph)
+    assert fxlib.verify(Program(program), graph, [bends, torch.ones(3)], rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_known_by_name_may_be_told_by_position_not_to_work_in_place() -> None:
+    graph = Graph()
+    value = graph.placeholder("x")
+    for function in (F.silu, F.mish, F.hardswish):
+        value = graph.call_function(function, (value, False))
+    graph.output(graph.call_function(F.leaky_relu, (value, 0.2, False)))
+    model = GraphModule(nn.Module(), graph)
+    names = ["silu", "mish", "hardswish", "leaky_relu"]
+    rewrite = recipes.apply(model, recipes.from_passes([("decompose", {"operators": names})]))
+    assert rewrite.passes[0].changes == 4
+    assert fxlib.verify(model, GraphModule(rewrite.module, rewrite.module.graph), [X], rtol=1e-5, atol=1e-6)
+
+
+def test_a_call_in_a_block_of_autocast_which_its_parts_would_give_another_dtype_is_left_alone() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            within = F.mish(x @ y)
+        return within + F.mish(y)
+
+    rewrite = recipes.apply(
+        fxlib.capture(Program(program)), recipes.from_passes([("decompose", {"operators": ["mish"]})])
+    )
+    assert (rewrite.passes[0].changes, why_not(rewrite)) == (1, ["AUTOCAST"])
+    graph = GraphModule(rewrite.module, rewrite.module.graph)
+    assert fxlib.verify(Program(program), graph, [X, X], rtol=1e-5, atol=1e-6)
 
 
 BAD: dict[str, tuple[Callable[..., Any], str]] = {

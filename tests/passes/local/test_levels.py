@@ -185,6 +185,22 @@ def test_integers_go_through(form: str, recipe: str) -> None:
     assert_near(model, rewrite, images(3, 5), within=0.1)
 
 
+@pytest.mark.parametrize("form", ["product", "gate"])
+def test_an_activation_that_writes_to_a_buffer_stays_as_it_is(form: str) -> None:
+    def between(self: Any, x: Tensor) -> Tensor:
+        buffer = torch.empty(4, CHANNELS, 8, 8)
+        if form == "product":
+            torch.mul(x, torch.sigmoid(x), out=buffer)
+            return self.second(buffer)
+        x = x * torch.sigmoid(x, out=buffer)
+        return self.second(x) + buffer.mean()
+
+    model = made(Block(between))
+    rewrite = quantized(model)
+    assert "sigmoid" in called(rewrite.module)
+    assert_near(model, rewrite, images(4, 5), within=0.1)
+
+
 JOINS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "cat": lambda self, x: F.relu(self.norm(torch.cat([x, self.second(x)], 1))),
     "concat": lambda self, x: torch.relu(self.norm(torch.concat((self.second(F.relu(x)), x), dim=1))),

@@ -264,6 +264,22 @@ def test_what_has_no_int8_form_stays_as_it_is() -> None:
         assert relative_error(graph_runs(rewrite)(x), model(x)) < 1e-6
 
 
+def test_a_layer_whose_weight_is_a_vector_stays_as_it_is() -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(rows(1, 64)[0])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight)
+
+    model, x = Single().eval(), rows(8, 64, 2)
+    rewrite = quantized(model, workload(x), recipe="quantize")
+    assert reasons(rewrite, "quantize") == ["NOT_INT8"]
+    with torch.no_grad():
+        assert torch.equal(graph_runs(rewrite)(x), model(x))
+
+
 @pytest.mark.parametrize("kind", ["gradients", "autocast", "weights"])
 def test_the_original_runs_where_integers_would_not_do(kind: str) -> None:
     model, x = made(Net()), images(4)
@@ -342,6 +358,29 @@ def test_a_program_that_writes_to_what_it_is_given_or_holds_is_left_alone(writes
     assert reasons(quantized(model, workload(batch)), "quantize") == ["WEIGHT_WRITTEN"]
     assert model.calls == 0
     assert torch.equal(batch, before)
+
+
+class Renewing(nn.Module):
+    """Writes to state of its own, whatever the model's mode: running statistics, or rows that are too long."""
+
+    def __init__(self, *, norms: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.norm = nn.BatchNorm1d(64) if norms else nn.Identity()
+        self.rows = nn.Embedding(8, 64, max_norm=None if norms else 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x)) + self.rows((x[:, 0] > 0).long())
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_calibration_leaves_the_state_of_the_program_as_it_was(norms: bool) -> None:
+    model = Renewing(norms=norms).eval()
+    model.norm.train(norms)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    rewrite = quantized(model, workload(rows(8, 64)), 0.5)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert changes(rewrite, "quantize") == 1
 
 
 def test_a_quantized_module_travels() -> None:

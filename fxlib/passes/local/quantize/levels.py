@@ -267,8 +267,10 @@ class Levels:
                 product is not None
                 and node.users.keys() == {gate, product}
                 and self._names[gate] in ("sigmoid", "Sigmoid")
+                and gate.all_input_nodes == [node]
                 and self._names[product] == "mul"
                 and set(product.args) == {node, gate}
+                and not product.kwargs
             ):
                 return gate, product
         return ()

@@ -48,7 +48,7 @@ _LEAST_VALUES = 100
     preserves="lossy",
     needs=frozenset({"weights", "eval_mode"}),
     introduces=Introduced(namespaces=frozenset({int8.NAMESPACE})) | Introduced.of("contiguous"),
-    version="3",
+    version="4",
 )
 class Quantize(GraphPass):
     """Run linear layers and two-dimensional convolutions on int8 weights and inputs, with sums in 32 bits.
@@ -316,7 +316,10 @@ class _Search:
         self.layers.append(Layer(linear=linear, weight=weight, scales=scales, bias=bias, options=options))
 
     def _misfit(self, linear: LinearLayer, tensors: Sequence[torch.Tensor]) -> Reason | None:
-        fits = linear.kind == "linear" or (linear.kind == "convolution" and linear.dimensions == 2)
+        if linear.kind == "linear":
+            fits = linear.weight.tensor.dim() == 2  # F.linear takes a vector, too
+        else:
+            fits = linear.kind == "convolution" and linear.dimensions == 2
         plain = all(each.dtype is torch.float32 and each.device.type == "cpu" for each in tensors)
         if not fits or not plain:
             return Reason.NOT_INT8
@@ -343,14 +346,19 @@ class _Search:
 def _batches(module: GraphModule, context: Context) -> tuple[Sequence[Any], ...]:
     """Return the inputs of the workload's real batches, by placeholder, if the program can run on them here.
 
-    A program that writes to its inputs or its state has no layers, since it may write to their weights, too.
+    A program that writes to memory from outside does not run here: its submodules are the caller's own, and a norm in
+    training mode or an embedding with `max_norm` would change them.
     """
     remote = any(is_call(node) or is_issue(node) for node in module.graph.nodes)
-    if context.workload is None or remote:
+    if context.workload is None or remote or _writes_outside(module, context.get(Effects)):
         return ()
     known = context.workload.real_batches or context.workload.calibration
     bound = [_bound(module, each) for each in known[:MAX_CALIBRATION]]
     return tuple(each for each in bound if each is not None)
+
+
+def _writes_outside(module: GraphModule, effects: Effects) -> bool:
+    return not Steadiness(module, effects).written.isdisjoint(effects.aliases.outside())
 
 
 def _bound(module: GraphModule, batch: Batch) -> Sequence[Any] | None:
