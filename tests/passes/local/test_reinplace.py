@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.reinplace import reinplace as stock_reinplace
 from torch.fx.passes.shape_prop import ShapeProp
@@ -267,6 +268,25 @@ def test_an_operator_that_writes_a_second_argument_is_left_alone() -> None:
     """Torch's own pass asserts that there are none, and raises."""
     module = built(lambda do, x: do(aten.rrelu_with_noise.default, do(aten.sin.default, x), do(aten.cos.default, x)), X)
     assert "rrelu_with_noise_" not in written(reinplaced(module).module)
+
+
+def test_an_operator_in_a_block_of_autocast_which_casts_no_arguments_of_its_variant_is_left_alone() -> None:
+    x = torch.stack([X, X])
+    module = built(
+        lambda do, x: (
+            block := do(_enter_autocast, "cpu", torch.bfloat16, True, None),
+            product := do(aten.bmm.default, x, x),
+            total := do(aten.baddbmm.default, product, x, x),
+            do(_exit_autocast, block),
+            do(aten.relu.default, do(aten.sin.default, total)),
+        )[-1],
+        x,
+    )
+    rewrite = reinplaced(module)
+    assert "baddbmm_" not in written(rewrite.module)
+    assert "relu_" in written(rewrite.module)
+    assert Reason.AUTOCAST in reasons(rewrite)
+    assert same(module, rewrite, x)
 
 
 def results(module: GraphModule, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

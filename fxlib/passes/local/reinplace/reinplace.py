@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fxlib.analysis.effects.gradients import records_gradients
+from fxlib.analysis.layers import under_autocast
 from fxlib.analysis.operators.arguments import nodes_in
 from fxlib.analysis.operators.in_place import (
     ABSOLUTE,
@@ -53,13 +54,19 @@ _LONGEST = 16
 """Maximum number of operators to follow from one that writes to the scatter of its result."""
 
 
-@register_pass("reinplace", preserves="bitwise", introduces=Introduced.of(_COPY, *SCATTERS.values(), in_place=True))
+@register_pass(
+    "reinplace",
+    preserves="bitwise",
+    introduces=Introduced.of(_COPY, *SCATTERS.values(), in_place=True),
+    version="2",
+)
 class Reinplace(GraphPass):
     """Turn ATen operators into in-place variants where that makes no difference, as in `torch.fx.passes.reinplace`.
 
     It applies where no gradients are recorded: a module captured under `torch.no_grad()`, a plain GraphModule that is
     rewritten under it, a workload of mode "forward", or a no-grad block. Shapes and strides are those of the graph's
-    metadata. Inputs, parameters and buffers are written only if the program itself overwrites them by `copy_`.
+    metadata. Inputs, parameters and buffers are written only if the program itself overwrites them by `copy_`. Nothing
+    is written in a block of autocast, which casts the arguments of operators, but not those of their variants.
     """
 
     distinct_inputs: bool = False
@@ -189,6 +196,7 @@ def _plan(module: GraphModule, *, recording: bool, distinct_inputs: bool) -> _Pl
 class _Planner:
     def __init__(self, module: GraphModule, *, recording: bool, distinct_inputs: bool) -> None:
         self._nodes = list(module.graph.nodes)
+        self._autocast = set(under_autocast(self._nodes))
         self._lifetimes = Lifetimes(module, self._nodes, recording=recording, distinct_inputs=distinct_inputs)
         self._locations = Locations()
         self._steps: list[_Step] = []
@@ -213,6 +221,8 @@ class _Planner:
         target, *others = node.args
         if not isinstance(target, Node):
             return None
+        if node in self._autocast:
+            return Declined(node=node.name, reason=Reason.AUTOCAST)  # it casts no arguments of the variant
         declined = self._decide_on(node, target)
         if declined is None or not commutes(node) or not isinstance(others[0], Node):
             return declined
