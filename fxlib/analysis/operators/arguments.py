@@ -14,7 +14,7 @@ from torch.fx import Node
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.schemas import OperatorFacts, facts_of, flags_of
 
-_SWITCHES = words.FLAGS | {"out"}
+_SWITCHES = words.FLAGS | {"out", "rounding_mode"}
 """Arguments that change what an operator does."""
 
 
@@ -40,6 +40,7 @@ def _as_called(found: OperatorFacts, node: Node) -> OperatorFacts:
         renormalizes=name in words.RENORMALIZE and _is_on(node, "max_norm"),
         plain=name == "getattr" and node.args[1] in words.PLAIN_ATTRIBUTES,
         indexes=name == "getitem" and len(node.all_input_nodes) > 1,
+        rounds=node.kwargs.get("rounding_mode") is not None,
     )
 
 
@@ -50,7 +51,15 @@ def _drops_nothing(node: Node, name: str) -> bool:
 
 @functools.cache
 def _variant(
-    found: OperatorFacts, *, out: bool, in_place: bool, idle: bool, renormalizes: bool, plain: bool, indexes: bool
+    found: OperatorFacts,
+    *,
+    out: bool,
+    in_place: bool,
+    idle: bool,
+    renormalizes: bool,
+    plain: bool,
+    indexes: bool,
+    rounds: bool,
 ) -> OperatorFacts:
     writes = found.writes
     if idle and found.name in words.RUNNING_STATISTICS:
@@ -66,7 +75,7 @@ def _variant(
         shared=None if returns_argument else found.shared,
         same=(found.same or returns_argument) and not plain,
         random=found.random and not idle,
-        raises=found.raises or indexes,  # depends on the values of its index
+        raises=found.raises or indexes or rounds,  # depends on the values of its index, or of an integer divisor
         gradient=found.gradient and not plain,
     )
 

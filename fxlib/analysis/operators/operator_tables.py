@@ -94,18 +94,24 @@ RENORMALIZE = frozenset({"embedding", "embedding_bag"})
 RAISING = _named(
     """
     check_structure
-    _assert _assert_async _assert_tensor_metadata _assert_scalar item int float index math gather index_select
-    index_add scatter scatter_add take take_along_dim index_put embedding embedding_bag one_hot bincount cross_entropy
-    nll_loss nll_loss2d cross_entropy_loss binary_cross_entropy ctc_loss cholesky cholesky_solve cholesky_inverse
-    inverse linalg_cholesky linalg_inv linalg_solve linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_svd
-    linalg_lstsq linalg_lu linalg_lu_solve linalg_ldl_factor linalg_tensorinv linalg_tensorsolve linalg_matrix_power
-    svd qr lu_solve triangular_solve masked_select masked_scatter repeat_interleave floor_divide remainder fmod
-    floordiv mod truediv divmod index_copy index_fill scatter_reduce index_reduce put multi_margin_loss
-    multilabel_margin_loss gaussian_nll_loss segment_reduce linalg_pinv pinverse linalg_matrix_norm linalg_cond
-    max_unpool1d max_unpool2d max_unpool3d combinations select narrow
+    _assert _assert_async _assert_tensor_metadata _assert_scalar sym_constrain_range sym_constrain_range_for_size
+    item int float index math gather index_select take take_along_dim embedding embedding_bag _embedding_bag
+    _embedding_bag_forward_only one_hot bincount cross_entropy nll_loss nll_loss2d nll_loss_forward nll_loss2d_forward
+    cross_entropy_loss binary_cross_entropy ctc_loss cholesky cholesky_solve cholesky_inverse
+    inverse linalg_cholesky linalg_inv linalg_solve linalg_eig linalg_eigh _linalg_eigh linalg_eigvals linalg_eigvalsh
+    linalg_svd _linalg_svd linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_solve linalg_ldl_factor linalg_tensorinv
+    linalg_tensorsolve linalg_matrix_power svd qr lu_solve triangular_solve masked_select repeat_interleave truediv
+    divmod multi_margin_loss multilabel_margin_loss gaussian_nll_loss segment_reduce linalg_pinv pinverse
+    linalg_matrix_norm linalg_cond max_unpool1d max_unpool2d max_unpool3d combinations select narrow
+    """
+) | in_all_forms(
+    """
+    index_add index_copy index_fill index_put index_reduce put scatter scatter_add scatter_reduce masked_scatter
+    floor_divide remainder fmod floordiv mod
     """
 )
-"""Operators that raise depending on values, not only on shapes and dtypes: an unused one may be there as a check."""
+"""Operators that raise depending on values, not only on shapes and dtypes: an unused one may be there as a check. A
+division of tensors does where a `rounding_mode` is given. (An `_unsafe_index` has positions that are within bounds.)"""
 
 NO_GRADIENT = _named(
     """

@@ -142,7 +142,7 @@ def _key(target: object) -> object:
 
 def _python(name: str) -> OperatorFacts:
     if name in words.PYTHON_IN_PLACE:
-        return OperatorFacts(name=name, writes=frozenset({0}), shares=True, same=True)
+        return OperatorFacts(name=name, writes=frozenset({0}), shares=True, same=True, raises=name in words.RAISING)
     shares = name in words.PYTHON_SHARING
     raises, gradient = name in words.RAISING, name not in words.PYTHON_NO_GRADIENT
     return OperatorFacts(name=name, shares=shares, same=shares, raises=raises, gradient=gradient)
@@ -293,7 +293,7 @@ def module_operator(module: nn.Module) -> OperatorFacts | None:
         return None
     parts = _parts(module)
     in_place = any(map(_works_in_place, parts))
-    shares = in_place or not all(map(_is_fresh, map(type, parts)))
+    shares = in_place or any(map(_is_empty, parts)) or not all(map(_is_fresh, map(type, parts)))
     return OperatorFacts(
         name=type(module).__name__,
         shares=shares,
@@ -341,6 +341,11 @@ def _is_fresh(kind: type) -> bool:
     if issubclass(kind, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         return True
     return kind.__module__ in (*_FRESH, "torch.nn.modules.sparse") and not issubclass(kind, nn.Identity)
+
+
+def _is_empty(module: nn.Module) -> bool:
+    """Return whether a module is a container of nothing, which returns its argument."""
+    return isinstance(module, nn.Sequential) and not module._modules
 
 
 def _draws(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.layers import Steadiness
 from fxlib.analysis.operators.arguments import arguments_of
-from fxlib.analysis.operators.operator_tables import QUERIES
+from fxlib.analysis.operators.operator_tables import QUERIES, in_all_forms
 from fxlib.analysis.operators.schemas import attribute
 from fxlib.errors import PassError
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
@@ -42,7 +42,7 @@ _BY_VALUE = frozenset(
 """Names of operators whose results are numbers, or have sizes, that depend on values; `where` has one such form."""
 _BY_SIZES = frozenset({"select", "narrow"})
 """Names of operators that raise by the sizes of their tensor and by numbers, and by nothing else."""
-_DIVISIONS = frozenset({"floordiv", "truediv", "mod", "floor_divide", "remainder", "fmod"})
+_DIVISIONS = in_all_forms("floordiv truediv mod floor_divide remainder fmod div divide")
 _MOVABLE = (Part.LOCAL, Part.STATE)
 """The parts that nodes play which may change places where their dependencies allow it."""
 _LARGEST_TABLE = 128 << 20
@@ -50,7 +50,7 @@ _LARGEST_TABLE = 128 << 20
 _DROPOUT = nn.modules.dropout._DropoutNd
 
 
-@register_pass("lower", preserves="tolerance", introduces=NOTHING)
+@register_pass("lower", preserves="tolerance", introduces=NOTHING, version="2")
 class Lower(GraphPass):
     """Give local work to a compiler: each section between two calls, blocks or opaque callables is one part.
 

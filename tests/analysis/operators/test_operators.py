@@ -96,6 +96,48 @@ def test_random_operators_are_known() -> None:
         assert not _known(facts(attention, "q", "k", "v", None, 0.0)).random
 
 
+_ROWS, _ZEROS, _FAR = torch.ones(4, 4), torch.zeros(4, dtype=torch.long), torch.tensor([9])
+_COUNTS, _NANS = torch.ones(4, dtype=torch.long), torch.full((4, 4), torch.nan)
+
+
+@pytest.mark.parametrize(
+    "target, args, kwargs",
+    [
+        ("index_put_", (_ROWS, (_FAR,), torch.ones(1)), {}),
+        ("index_copy_", (_ROWS, 0, _FAR, torch.ones(1, 4)), {}),
+        (torch.ops.aten.scatter_.value, (_ROWS, 0, _FAR[None], 1.0), {}),
+        ("masked_scatter_", (_ROWS, _ROWS > 0, torch.ones(1)), {}),
+        ("remainder_", (_COUNTS, _ZEROS), {}),
+        (operator.ifloordiv, (_COUNTS, _ZEROS), {}),
+        (operator.imod, (_COUNTS, _ZEROS), {}),
+        (torch.div, (_COUNTS, _ZEROS), {"rounding_mode": "floor"}),
+        ("div_", (_COUNTS, _ZEROS), {"rounding_mode": "trunc"}),
+        (torch.ops.aten.div.Tensor_mode, (_COUNTS, _ZEROS), {"rounding_mode": "floor"}),
+        (torch.ops.aten._embedding_bag.default, (_ROWS, _FAR, torch.tensor([0])), {}),
+        (torch.ops.aten._embedding_bag_forward_only.default, (_ROWS, _FAR, torch.tensor([0])), {}),
+        (torch.ops.aten.nll_loss_forward.default, (_ROWS, _FAR.expand(4), None, 1, -100), {}),
+        (torch.ops.aten.nll_loss2d_forward.default, (torch.ones(1, 4, 1, 1), _FAR[None, None], None, 1, -100), {}),
+        (torch.ops.aten._linalg_svd.default, (_NANS,), {}),
+        (torch.ops.aten._linalg_eigh.default, (_NANS,), {}),
+        (torch.ops.aten.linalg_lu_factor.default, (torch.zeros(4, 4),), {}),
+        (torch.ops.aten.sym_constrain_range.default, (3,), {"min": 4, "max": 5}),
+        (torch.ops.aten.sym_constrain_range_for_size.default, (3,), {"min": 4, "max": 5}),
+    ],
+)
+def test_what_raises_for_some_values_is_known(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    named = ["x" if isinstance(each, torch.Tensor) else each for each in args]
+    assert _known(facts(target, *named, **kwargs)).raises
+    own = [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
+    with pytest.raises((RuntimeError, IndexError)):
+        (getattr(torch.Tensor, target) if isinstance(target, str) else target)(*own, **kwargs)
+
+
+def test_a_division_without_rounding_raises_for_no_value() -> None:
+    for target in (torch.div, "div_", torch.ops.aten.div.Tensor):
+        assert not _known(facts(target, "x", "y")).raises
+    assert not _known(facts(torch.div, "x", "y", rounding_mode=None)).raises
+
+
 @pytest.mark.parametrize(
     "target", [print, torch.save, torch.manual_seed, "backward", "numpy", "append", nn.init.xavier_uniform_, sorted]
 )
@@ -110,6 +152,9 @@ def test_modules_are_known_by_what_they_hold() -> None:
     assert _known(module_operator(nn.LSTM(2, 2, num_layers=2, dropout=0.5))).random
     assert len(_known(module_operator(nn.BatchNorm1d(2))).written_state) == 3
     assert _known(module_operator(nn.Embedding(2, 2, max_norm=1.0))).written_state
+    assert not _known(module_operator(nn.Sequential(nn.Linear(2, 2)))).shares
+    assert _known(module_operator(nn.Sequential())).same
+    assert _known(module_operator(nn.Sequential(nn.Sequential()))).same
 
 
 def test_modules_that_run_anybodys_code_may_do_anything() -> None:

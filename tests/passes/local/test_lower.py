@@ -112,6 +112,29 @@ def test_attention_without_dropout_and_selections_by_numbers_do_not_divide_a_par
         assert torch.equal(module(x), net(x))
 
 
+class Counts(nn.Module):
+    """Divides whole numbers, by two and by others, which may be 0."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = (torch.div(x + 1, 2, rounding_mode="floor") * 3 - 1).abs()
+        x //= 2
+        x = x * y + 1
+        x //= y
+        return (torch.div(x - 1, y, rounding_mode="floor") + 1).abs() * 2
+
+
+@pytest.mark.usefixtures("copies")
+def test_divisions_of_whole_numbers_divide_a_part_unless_they_are_by_a_literal() -> None:
+    net, x, y = Counts().eval(), torch.arange(4), torch.tensor([1, 2, 3, 4])
+    with torch.no_grad():
+        module = lowered(net)
+        parts = [[node.name for node in part] for part in parts_of(module.graph)]
+        assert parts == [["add", "div", "mul", "sub", "abs_1", "ifloordiv", "mul_1"], ["add_2", "abs_2", "mul_2"]]
+        assert all(torch.equal(module(x, y), net(x, y)) for _ in range(2))
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            module(x, y - 1)
+
+
 def test_assertions_of_an_export_do_not_divide_a_part_and_are_not_compiled(copies: Copies) -> None:
     class Converts(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
