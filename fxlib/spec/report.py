@@ -189,8 +189,10 @@ class Report:
     """The report of a worker on one job: everything in a `Result` except the module itself.
 
     QPS are samples per second; `gain` is relative (0.10: 10% more samples per second). `explanation` spells `reason`
-    out in a sentence. `not_reproduced` lists the results that the original does not reproduce from run to run, which
-    are therefore excluded from the *bitwise* check; `assumptions` are statements taken on the user's word.
+    out in a sentence. `not_reproduced` lists the results that are not known to be the same: those that the original
+    does not reproduce from run to run, which are therefore excluded from the *bitwise* check, those whose bits depend
+    on where memory begins, and those that cannot be measured, which say so. `assumptions` are statements taken on the
+    user's word.
     """
 
     decision: Decision
@@ -532,7 +534,8 @@ def _notes(result: Report) -> list[str]:
     if result.preserves != "bitwise":
         lines.append(f"preserves: {result.preserves}, not bitwise{_error(result)}")
     lines += [f"on your word: {each}" for each in result.assumptions]
-    lines += [f"not reproduced by the original itself, so not compared: {each}" for each in result.not_reproduced]
+    unsure = "not reproduced by the original itself, or not known to be the same"
+    lines += [f"{unsure}: {each}" for each in result.not_reproduced]
     lines += result.notes
     if result.blocks:
         lines.append(f"measured in {result.blocks} paired blocks")

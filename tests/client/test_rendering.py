@@ -110,7 +110,7 @@ passes
   without a change: fold
 
 on your word: assume="reads"
-not reproduced by the original itself, so not compared: server gradients
+not reproduced by the original itself, or not known to be the same: server gradients
 measured in 12 paired blocks
 measured on 2 cores, torch 2.13.0
 phases: qps 12.50 s"""

@@ -1,14 +1,16 @@
-"""The processes of a trial, where Ray has no room for them."""
+"""The processes of a trial, where Ray has no room for them, or one of them has no memory."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 import fxlib
 from fxlib import wire
 from fxlib.reasons import Reason
+from fxlib_workers.process.exceptions import Raised
 from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.failures import TrialError
 from fxlib_workers.trial.nodes import Nodes
@@ -27,3 +29,15 @@ def test_an_infeasible_placement_is_a_reason_and_not_a_hang() -> None:
         ClusterRun(Nodes(settings), lookup_workload(), program, lambda: False)
     assert caught.value.reason is Reason.NO_CAPACITY
     assert "100 CPUs" in caught.value.detail
+
+
+@pytest.mark.parametrize("stranded", [False, True])
+@pytest.mark.parametrize("out_of_memory", [False, True])
+def test_processes_that_wait_for_one_that_raised_run_no_other_program(stranded: bool, out_of_memory: bool) -> None:
+    run = ClusterRun.__new__(ClusterRun)
+    run._lifelines = {}
+    raised = Raised(text="no", out_of_memory=out_of_memory, stranded=stranded)
+    with mock.patch.object(ClusterRun, "_out_of_memory", return_value=None):
+        error = run._failure(raised, Reason.TRIAL_DIED)
+    assert error.reason is (Reason.OUT_OF_MEMORY if out_of_memory else Reason.TRIAL_DIED)
+    assert error.survived is not stranded

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fxlib import ps
 from fxlib.errors import WorkloadError
@@ -50,6 +54,60 @@ def test_what_is_no_module_cannot_be_brought_back() -> None:
     server_state.serve(Server(name="ps0"), Optimizer(), seed=1)
     with pytest.raises(WorkloadError, match=r"not a torch\.nn\.Module"):
         server_state.create("net", RemoteObject(owner="ps0", cls=f"{ALLOWED}:prepare", args=("ps0", 1)))
+
+
+class Opaque:
+    """A value whose class says nothing of its state."""
+
+
+def ones(value: float = 1.0) -> nn.Module:
+    module = nn.Linear(2, 2, bias=False)
+    nn.init.constant_(module.weight, value)
+    return module
+
+
+def array(at: int) -> np.ndarray:
+    found = np.zeros(5000, dtype=np.float32)
+    found[at] = 1.0
+    return found
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ({7: torch.ones(2)}, {5: torch.ones(2)}),
+        ({"a": torch.ones(2), "b": torch.zeros(2)}, {"a": torch.zeros(2), "b": torch.ones(2)}),
+        ([ones(1.0)], [ones(2.0)]),
+        ({"rows": array(2500)}, {"rows": array(2501)}),
+        ({"rows": np.zeros(2)}, {"rows": np.zeros(2, dtype=np.int64)}),
+        ((torch.ones(2), 3), (torch.ones(2), 4)),
+        ({"a": torch.ones(2), "b": Opaque()}, {"a": torch.zeros(2), "b": Opaque()}),
+        (ones(1.0), ones(2.0)),
+    ],
+)
+def test_setups_that_return_other_state_have_another_digest(one: object, other: object) -> None:
+    assert digests_of(one)["state of its setup"] != digests_of(other)["state of its setup"]
+    assert digests_of(one) == digests_of(copy.deepcopy(one))
+
+
+def digests_of(returned: object) -> dict[str, str]:
+    functions.allow_module(ALLOWED)
+    server_state.serve(Server(name="ps0", setup=f"{ALLOWED}:prepare"), Optimizer(), seed=1)
+    assert server_state._state is not None
+    server_state._state.returned = returned
+    return server_state.state_digests()
+
+
+def test_the_order_in_which_a_setup_s_rows_were_made_does_not_count() -> None:
+    rows = {7: torch.ones(2), 5: torch.zeros(2)}
+    assert digests_of(rows) == digests_of(dict(reversed(rows.items())))
+
+
+@pytest.mark.parametrize("opaque", [Opaque(), np.array([Opaque()], dtype=object), {3}])
+def test_state_of_no_known_class_is_unknown_beside_what_is_known(opaque: object) -> None:
+    known, found = digests_of([torch.ones(2)]), digests_of([torch.ones(2), opaque])
+    assert found == {**known, "other state of its setup": server_state.UNKNOWN}
+    assert digests_of(opaque)["state of its setup"] == server_state.UNKNOWN
 
 
 def test_an_unknown_setup_is_refused() -> None:

@@ -395,7 +395,7 @@ class ClusterRun:
         if error := self._out_of_memory():
             return error
         if raised.out_of_memory:
-            return TrialError(Reason.OUT_OF_MEMORY, raised.text, survived=True)
+            return TrialError(Reason.OUT_OF_MEMORY, raised.text, survived=not raised.stranded)
         lifelines = list(self._lifelines)
         dead, _ = ray.wait(lifelines, num_returns=1, timeout=_AFTERMATH_S) if lifelines else ([], [])
         if dead:

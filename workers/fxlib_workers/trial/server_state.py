@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed import autograd as dist_autograd
@@ -26,7 +27,10 @@ from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.server import ReplayedObject
 
 UNKNOWN = "not told by its setup"
-"""The digest of a server whose setup does not return its state."""
+"""The digest of a server whose setup does not return its state, and of what is returned in no known class."""
+_OF_SETUP = "state of its setup"
+_DIGESTED = (torch.Tensor, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+"""The classes whose values `digest` tells apart: a tensor by its bits, others by their text."""
 
 
 class _OwnedModule:
@@ -118,7 +122,7 @@ def state_digests() -> dict[str, str]:
     state = _active()
     found = {"tables and dense parameters": ps.state_digest()}
     if state.server.setup is not None:
-        found["state of its setup"] = _digest_of_setup(state.returned)
+        found |= _digests_of_setup(state.returned)
     if (replaying := replay_server.current()) is not None:
         found["writes that were replayed"] = replaying.digest()
     return found | {f"object {name!r}": each.digest() for name, each in state.objects.items()}
@@ -210,12 +214,29 @@ def _class(name: str) -> Callable[..., object]:
     return found
 
 
-def _digest_of_setup(returned: object) -> str:
-    if isinstance(returned, nn.Module):
-        return ModuleSnapshot(returned).digest()
-    if isinstance(returned, (Mapping, list, tuple, torch.Tensor)):
-        return digest([digest(leaf) for _, leaf in leaves(returned)])
-    return UNKNOWN
+def _digests_of_setup(returned: object) -> dict[str, str]:
+    """Return one digest of all tensors, modules, arrays and values that a setup returned, in the order of their paths.
+
+    What is of another class is a part of its own, which is unknown.
+    """
+    if not isinstance(returned, (nn.Module, Mapping, list, tuple, torch.Tensor)):
+        return {_OF_SETUP: UNKNOWN}
+    found = [(path, _digest_of_leaf(leaf)) for path, leaf in leaves(returned, is_leaf=_is_module)]
+    known = sorted(each for each in found if each[1] != UNKNOWN)
+    return {_OF_SETUP: digest(known), **({f"other {_OF_SETUP}": UNKNOWN} if len(known) < len(found) else {})}
+
+
+def _is_module(value: object) -> bool:
+    return isinstance(value, nn.Module)
+
+
+def _digest_of_leaf(leaf: object) -> str:
+    if isinstance(leaf, nn.Module):
+        return ModuleSnapshot(leaf).digest()
+    if isinstance(leaf, (np.ndarray, np.generic)) and not leaf.dtype.hasobject:
+        bits = torch.from_numpy(np.frombuffer(leaf.tobytes(), dtype=np.uint8).copy())
+        return digest_all({f"{leaf.dtype.descr} {leaf.shape}": bits})
+    return digest(leaf) if isinstance(leaf, _DIGESTED) else UNKNOWN
 
 
 _NN_CLASSES: Mapping[str, type[Any]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from torch import nn
+from typing_extensions import override
 
 import fxlib
 from fxlib import wire
@@ -38,6 +39,7 @@ class FakeCluster:
         errors: Mapping[str, float] | None = None,
         realigned: Mapping[str, float] | None = None,
         *,
+        worse: Mapping[Arm, Mapping[str, float]] | None = None,
         parts: Sequence[CompiledPart] = (),
     ) -> None:
         self.clock = Clock()
@@ -47,6 +49,7 @@ class FakeCluster:
         self.failing = failing or {}
         self.errors = errors or {}
         self.realigned = realigned or {}
+        self.worse = worse or {}
         self.parts = parts
         self.left: list[object] = []
         self.loaded: list[Arm] = []
@@ -67,12 +70,15 @@ class FakeCluster:
             self.left += args
             return [None]
         if method == "errors":
-            return [self.realigned if arm == REALIGNED else self.errors]
+            return [self.realigned if arm == REALIGNED else self.worse.get(arm, self.errors)]
         self.clock.now_s += self.step_s
         self.steps[arm] = self.steps.get(arm, 0) + 1
         if arm in self.failing.get(method, ()):
             raise CandidateError(arm, Reason.CANDIDATE_FAILS, "IndexError")
-        return [{"loss": self.digests.get(arm, "same")}]
+        return [self.digested(arm)]
+
+    def digested(self, arm: Arm) -> StepDigests:
+        return {"loss": self.digests.get(arm, "same")}
 
 
 def screen(cluster: FakeCluster, made: CandidateOutcomes, budget_s: float = 60.0) -> CandidateOutcomes:
@@ -194,7 +200,8 @@ def test_a_bitwise_candidate_may_differ_as_little_as_the_original_does_elsewhere
     made = screen(cluster, outcomes("a"))
     assert made.remaining == ("a",)
     assert made.report("a").max_relative_error == 2e-7
-    assert made.report("a").not_reproduced == ("loss (from step 1 on)",)
+    as_little = "loss (from step 1 on, by about as little as the original in other memory)"
+    assert made.report("a").not_reproduced == (as_little,)
 
 
 @pytest.mark.parametrize("realigned", [{}, {"loss": 0.0}, {"loss": 1e-8}, {"output": 1.0}])
@@ -202,6 +209,42 @@ def test_a_bitwise_candidate_that_differs_by_more_is_refused(realigned: Mapping[
     cluster = FakeCluster(digests={"a": "other"}, errors={"loss": 2e-7}, realigned=realigned)
     with pytest.raises(TrialError, match="loss"):
         screen(cluster, outcomes("a"))
+
+
+def test_a_difference_without_an_error_is_no_matter_of_alignment() -> None:
+    cluster = FakeCluster(digests={"a": "-0.0"}, errors={"loss": 0.0}, realigned={"loss": 0.0})
+    with pytest.raises(TrialError, match="after step 1: loss"):
+        screen(cluster, outcomes("a"))
+
+
+def test_what_alignment_excuses_in_one_candidate_is_held_against_the_next() -> None:
+    realigned, far = {"loss": 1e-7}, {"loss": 1e-3}
+    cluster = FakeCluster({"a": "other", "b": "wrong"}, errors={"loss": 2e-7}, realigned=realigned, worse={"b": far})
+    made = screen(cluster, outcomes("a", "b", "c"))
+    assert made.remaining == ("a", "c")
+    assert made.report().candidates[1].verdict.endswith("after step 1: loss")
+    assert made.report("c").not_reproduced == ()
+
+
+class InTheLastRun(FakeCluster):
+    """A cluster in which candidates differ in the loss, and after six steps in the output, too."""
+
+    @override
+    def digested(self, arm: Arm) -> StepDigests:
+        is_late = arm not in (ORIGINAL, REALIGNED) and self.steps[arm] > 6
+        return {**super().digested(arm), "output": "other" if is_late else "same"}
+
+
+def test_a_candidate_that_alignment_excuses_runs_once_more() -> None:
+    cluster = InTheLastRun(digests={"a": "other"}, errors={"loss": 2e-7}, realigned={"loss": 1e-7})
+    with pytest.raises(TrialError, match="after step 1: output"):
+        screen(cluster, outcomes("a"))
+
+
+def test_a_candidate_that_differs_within_the_bound_runs_twice() -> None:
+    cluster = FakeCluster(digests={"a": "other"}, errors={"loss": 5e-5})
+    screen(cluster, tolerant("a"))
+    assert cluster.steps["a"] == 6
 
 
 FAST, SLOW = (
@@ -262,6 +305,11 @@ def test_the_first_step_that_differs_is_named() -> None:
 def test_a_candidate_that_differs_only_in_its_second_run_is_caught() -> None:
     found = compare(Runs([GOOD], [GOOD, changed(0, output="x")]))
     assert found[0] == "after step 1: output"
+
+
+def test_the_differences_of_both_runs_count_where_one_is_no_end() -> None:
+    check = BitwiseCheck(Runs([GOOD], [changed(0, loss="x"), changed(0, loss="x", output="y")]))
+    assert check.difference("candidate", until_found=False) == {(0, "loss"), (0, "output")}
 
 
 def test_what_the_original_does_not_reproduce_is_excluded_and_named() -> None:

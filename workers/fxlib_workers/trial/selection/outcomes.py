@@ -22,6 +22,8 @@ class CandidateOutcomes:
     Attributes:
         candidates: the candidates by name.
         not_reproduced: the names of the values in which the original does not reproduce itself.
+        by_alignment: the names of the values in which a candidate differs as little as the original does in memory of
+            another alignment, by candidate.
         errors: the largest relative error of each candidate's results, by candidate.
         unmeasured: the differing values of unknown error, by candidate, for candidates that do not promise the same
             bits.
@@ -33,6 +35,7 @@ class CandidateOutcomes:
         self._failures: dict[str, TrialError] = {}
         self._dropped: set[str] = set()
         self.not_reproduced: tuple[str, ...] = ()
+        self.by_alignment: dict[str, tuple[str, ...]] = {}
         self.errors: dict[str, float] = {}
         self.unmeasured: dict[str, str] = {}
 
@@ -74,7 +77,8 @@ class CandidateOutcomes:
         candidate = self.candidates[name or next(iter(self.candidates))]
         rows = tuple(replace(each, verdict=each.verdict or "the trial ended before it") for each in self._rows.values())
         rows += candidate.report.candidates[1:]
-        different = (*self.not_reproduced, *filter(None, [self.unmeasured.get(candidate.name)]))
+        of_candidate = (*self.by_alignment.get(candidate.name, ()), self.unmeasured.get(candidate.name, ""))
+        different = (*self.not_reproduced, *filter(None, of_candidate))
         return replace(
             candidate.report,
             candidates=rows,
