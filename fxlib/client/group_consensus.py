@@ -66,8 +66,10 @@ def ask_together(
         outcome = _bind(own, answer)
         rendezvous.write("vote", _NO + outcome.problem.encode() if outcome.problem else _YES)
         if rendezvous.rank == 0:
-            rendezvous.write("verdict", _verdict(rendezvous, Deadline(deadline.left_s + _SETTLE_S)))
-            rendezvous.delete(["answer"])
+            verdict = _verdict(rendezvous, Deadline(deadline.left_s + _SETTLE_S))
+            rendezvous.write("verdict", verdict)
+            if verdict == _YES:  # else a rank may still be reading it
+                rendezvous.delete(["answer"])
         _check(rendezvous.read(0, "verdict", Deadline(deadline.left_s + 2 * _SETTLE_S)))
     except Exception as error:  # noqa: BLE001 - promised: whatever happens on the way, the job trains
         known = isinstance(own, Outcome) and (own.problem or own.result.reason is not None)

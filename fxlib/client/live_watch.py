@@ -346,7 +346,7 @@ class StepWatch(LiveWatch):
             with own_accesses():  # else a pipeline would take each look at the ranks' store for a synchronization
                 if self._decided(rendezvous):
                     turn.settle()
-                else:
+                elif self._closed.is_set():  # else rank 0 has ended, and nobody asks for this rank's number
                     turn.tell()
         except FxlibError as error:
             _LOG.info("the ranks could not agree on a step to go back at: %s", error)

@@ -21,7 +21,7 @@ from typing_extensions import Unpack
 
 import fxlib
 from fxlib import wire
-from fxlib.client.live_watch import BLOCK_STEPS, COLD_STEPS, WINDOW, Comparison, StepWatch, Turns
+from fxlib.client.live_watch import _LOOK_S, BLOCK_STEPS, COLD_STEPS, WINDOW, Comparison, StepWatch, Turns
 from fxlib.client.result import Result, WatchOptions
 from fxlib.errors import FxlibError, FxlibWarning, WorkloadError
 from fxlib.runtime import CapturedModule
@@ -343,3 +343,21 @@ def end_early() -> bool:
 @pytest.mark.slow
 def test_ranks_that_end_at_different_steps_wait_for_nobody() -> None:
     assert on_all_ranks(end_early) == [False, False]
+
+
+def outlast_rank_0() -> int:
+    """Stop watching on rank 0, while the other goes on for longer than it takes to learn of that."""
+    module, taken = captured(), 0
+    with watching(module, group="world") as live:
+        end = time.monotonic() + 8 * _LOOK_S * dist.get_rank()
+        while taken == 0 or time.monotonic() < end:
+            with live.step():
+                taken += 1
+            time.sleep(0.01)
+    return taken
+
+
+@pytest.mark.slow
+def test_a_rank_steps_on_after_rank_0_has_ended() -> None:
+    first, second = on_all_ranks(outlast_rank_0, timeout_s=30.0)
+    assert first == 1 < second

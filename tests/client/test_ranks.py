@@ -16,6 +16,7 @@ from typing_extensions import override
 
 import fxlib
 from fxlib import wire
+from fxlib.client import group_consensus
 from fxlib.errors import WireError, WorkloadError
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
@@ -95,6 +96,28 @@ def test_a_service_that_fails_is_told_to_all(service: Scripted, address: str) ->
     for found in on_all_ranks(ask, address):
         assert found["original"]
         assert "Optimize fails as told" in found["explanation"]
+
+
+def ask_and_read_late(address: str) -> dict[str, Any]:
+    read_at_once = group_consensus._read_answer
+
+    def read_late(*args: Any) -> Any:
+        time.sleep(2.0)
+        return read_at_once(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(group_consensus, "_read_answer", read_late)
+        else:
+            patch.setattr(group_consensus, "_verdict", lambda *_: b"no rank 1 is late")
+        return ask(address)
+
+
+def test_a_rank_that_reads_the_answer_after_the_verdict_is_told_it(service: Scripted, address: str) -> None:
+    service.adopt(rewritten())
+    for found in on_all_ranks(ask_and_read_late, address, timeout_s=60.0):
+        assert found["original"]
+        assert "rank 1 is late" in found["explanation"]
 
 
 def ask_twice_and_once_in_vain(address: str) -> list[dict[str, Any]]:
