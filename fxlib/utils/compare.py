@@ -58,9 +58,8 @@ def difference(one: object, other: object, tolerance: Tolerance) -> str:
         return f"{_kind(one)} and {_kind(other)}"
     if same_bits(one, other):
         return ""
-    ours, theirs = _plain_parts(one), _plain_parts(other)
-    if not tolerance.is_exact and (len(ours) > 1 or _shapes(ours) != _shapes(theirs)):
-        ours, theirs = [_numbers(one)], [_numbers(other)]  # the stored positions of a sparse tensor are not figures
+    # With a tolerance, what a sparse tensor stores, and where, does not count, but what it represents.
+    ours, theirs = map(_plain_parts if tolerance.is_exact else _compared_parts, (one, other))
     if _shapes(ours) != _shapes(theirs):
         return "they store different positions"
     wrong = sum(int(_beyond(*pair, tolerance).sum()) for pair in zip(ours, theirs, strict=True))
@@ -117,8 +116,8 @@ def _packed(number: complex) -> bytes:
     return struct.pack("<dd", number.real, number.imag)
 
 
-def _shapes(parts: list[torch.Tensor]) -> list[torch.Size]:
-    return [part.shape for part in parts]
+def _shapes(parts: list[torch.Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
+    return [(part.dtype, part.shape) for part in parts]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,7 +128,7 @@ def _beyond(one: torch.Tensor, other: torch.Tensor, tolerance: Tolerance) -> tor
     """Return which elements of two plain tensors differ."""
     if one.numel() == 0:
         return torch.zeros(0, dtype=torch.bool)
-    if tolerance.is_exact or not (one.is_floating_point() or one.is_complex()):
+    if tolerance.is_exact or not _has_figures(one):
         return (_bits(one) != _bits(other)).reshape(one.numel(), -1).any(1)
     wide = torch.complex128 if one.is_complex() else torch.float64
     return ~torch.isclose(one.to(wide), other.to(wide), rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
@@ -164,11 +163,11 @@ def relative_error(value: object, reference: object) -> float:
         return 0.0 if type(value) is type(reference) and value == reference else math.inf
     if value.dtype != reference.dtype or value.is_nested != reference.is_nested:
         return math.inf
-    if not (reference.is_floating_point() or reference.is_complex()) or reference.is_meta:
+    if not _has_figures(reference) or reference.is_meta:
         return 0.0 if same_bits(value.detach().cpu(), reference.detach().cpu()) else math.inf
     wide = torch.complex128 if reference.is_complex() else torch.float64
     ours, theirs = (_numbers(each).cpu().to(wide) for each in (value, reference))
-    if ours.shape != theirs.shape:
+    if ours.shape != theirs.shape or not _count_alike(value, reference):
         return math.inf
     unequal = ~torch.isclose(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
     if not bool(unequal.any()):
@@ -197,11 +196,38 @@ def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [] if tensor.is_meta else [part.detach().resolve_conj().resolve_neg() for part in _parts(tensor)]
 
 
+def _compared_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain tensors that are compared with a tolerance: of a wrapper or nested tensor those that it holds.
+
+    Empty ones hold nothing: the greatest length of a nested tensor's rows, for one, which it notes when it is asked.
+    """
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        if wraps(tensor):
+            names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+            found = [part for name in names for part in _compared_parts(getattr(tensor, name))]
+            return [part for part in found if part.numel()]
+        return _plain_parts(tensor) if tensor.is_nested else [_numbers(tensor)]
+
+
+def _count_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether the integers in two wrapper or nested tensors are the same, as the ends of rows are."""
+    if not (wraps(other) or other.is_nested):
+        return True
+    ours, theirs = _compared_parts(one), _compared_parts(other)
+    return _shapes(ours) == _shapes(theirs) and all(
+        same_bits(mine, its) for mine, its in zip(ours, theirs, strict=True) if not _has_figures(its)
+    )
+
+
+def _has_figures(part: torch.Tensor) -> bool:
+    return part.is_floating_point() or part.is_complex()
+
+
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
     """Return the numbers that a tensor represents, as one plain tensor: dense, and dequantized."""
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         if wraps(tensor) or tensor.is_nested:
-            flat = [part.reshape(-1) for part in _plain_parts(tensor) if part.is_floating_point() or part.is_complex()]
+            flat = [part.reshape(-1) for part in _plain_parts(tensor) if _has_figures(part)]
             return torch.cat(flat) if flat else torch.empty(0)
         if tensor.is_quantized:
             return tensor.dequantize()

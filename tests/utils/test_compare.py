@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxlib.utils.compare import relative_error
+from fxlib.utils.compare import Tolerance, difference, relative_error
 
 
 @pytest.mark.slow
@@ -49,3 +49,34 @@ def test_infinities_at_the_same_places_leave_the_others_to_be_compared() -> None
 def test_small_floats_are_compared_in_wide_ones() -> None:
     half = torch.tensor([60_000.0, 2.0], dtype=torch.float16)
     assert 0.0 < relative_error(-half, half) == 2.0
+
+
+def rows(*each: list[float], layout: torch.layout = torch.jagged, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.tensor(row, dtype=dtype) for row in each], layout=layout)
+
+
+WITHIN = Tolerance(rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_tolerance_is_for_figures_and_not_for_the_ends_of_rows_or_integers(layout: torch.layout) -> None:
+    one, near = rows([1.0, 2.0], [3.0], layout=layout), rows([1.0, 2.0], [3.0001], layout=layout)
+    assert difference(one, near, WITHIN) == ""
+    assert 0.0 < relative_error(near, one) < 1e-3
+    other_ends = rows([1.0], [2.0, 3.0], layout=layout)
+    assert difference(one, other_ends, WITHIN).endswith("elements differ, by 0 at most")
+    assert relative_error(other_ends, one) == math.inf
+    counts, others = (rows([1, 2], [last], layout=layout, dtype=torch.int64) for last in (3, 4))
+    assert difference(counts, others, WITHIN).endswith("elements differ, by 0 at most")
+
+
+def test_a_tolerance_does_not_ask_how_numbers_are_stored() -> None:
+    one, other = rows([1.0, 2.0], [3.0]), rows([1.0, 2.0], [3.0001])
+    torch.nested.to_padded_tensor(other, 0.0)  # which notes the greatest length
+    assert difference(one, other, WITHIN) == ""
+    sparse = torch.tensor([1.0, 0.0]).to_sparse()
+    places, values = torch.tensor([[0, 1]]), torch.tensor([1.0001, 0.0])
+    explicit = torch.sparse_coo_tensor(places, values, (2,), check_invariants=True)
+    assert difference(sparse, explicit, WITHIN) == ""
+    assert difference(sparse, torch.tensor([0.0, 1.0]).to_sparse(), WITHIN) == "2 of 2 elements differ, by 1 at most"
