@@ -71,7 +71,7 @@ RULES: Mapping[str, tuple[ArgumentRule, ...]] = {
 """Rules of operators that stay inside of their tensors only under these rules, as tests have shown."""
 
 
-def check_arguments(rules: Iterable[ArgumentRule], name: str, node: pb.Node) -> None:
+def check_arguments(rules: Iterable[ArgumentRule], name: str, node: pb.Node | pb.QuestionStep) -> None:
     """Raise Fault if a rule refuses an argument of an operator or function of torch."""
     kwargs = {each.name: each.value for each in node.kwargs} if node.kwargs else {}
     for rule in rules:

@@ -214,7 +214,7 @@ class ModuleReader:
         if not slot.HasField("tensor"):
             return None
         self._indices[name] = slot.tensor
-        self._tensors.bind(slot.tensor, own)
+        self._tensors.bind(slot.tensor, own, name)
         return self._tensors.read(slot.tensor, name)
 
     def _theirs(self, attribute: pb.Attribute, own: nn.Module, name: str) -> object:

@@ -7,9 +7,11 @@ from typing import Any
 from fxlib.runtime.guards.export_guards import OPERATIONS, Guard, InputGuards, TensorGuard, ValueGuard, symbols_of
 from fxlib.runtime.guards.value_conditions import MAX_STEPS, OPERATORS, Reference, Step, ValueCondition
 from fxlib.v1 import graph_pb2 as pb
+from fxlib.wire.argument_rules import check_arguments, rules_of
 from fxlib.wire.check_values import Position, check_value
 from fxlib.wire.faults import Fault, Limits
 from fxlib.wire.names import DTYPES, check_device, check_name, check_text
+from fxlib.wire.targets import check_operator
 from fxlib.wire.values import ValueReader, ValueWriter
 
 _ARITY = {"not": 1} | dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "mod", "floordiv"), 2)
@@ -173,6 +175,9 @@ def _check_condition(message: pb.ValueCondition, leaves: int, limits: Limits) ->
         for every in each.kwargs:
             check_name(every.name, "keyword argument")
             check_value(every.value, position)
+        if "::" in each.operator:
+            check_operator(each.operator)
+            check_arguments(rules_of(each.operator), each.operator, each)
 
 
 def _check_dtype(name: str) -> None:

@@ -163,14 +163,20 @@ class TensorReader:
         self._seed = seed
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._tensors: dict[int, torch.Tensor] = {}
+        self._bound: set[int] = set()
+        """Indices that stand for the client's own tensors."""
 
     @property
     def bound(self) -> bool:
         """Whether there is a client's module, to which every tensor that was not sent must be bound."""
         return self._seed is None
 
-    def bind(self, index: int, tensor: object) -> None:
-        """Let an index stand for one of the client's own tensors, if it has the expected dtype and shape."""
+    def bind(self, index: int, tensor: object, name: str) -> None:
+        """Let an index stand for one of the client's own tensors, if it has the expected dtype and shape.
+
+        Raises:
+            WireError: it stands for another one of these already.
+        """
         wire = self._graph.tensors[index]
         if (
             isinstance(tensor, torch.Tensor)
@@ -178,7 +184,15 @@ class TensorReader:
             and tuple(tensor.shape) == tuple(wire.shape)
             and isinstance(tensor, nn.Parameter) == wire.parameter
         ):
-            self._tensors.setdefault(index, tensor)
+            if index in self._bound and self._tensors[index] is not tensor:
+                raise WireError(
+                    "the graph has one tensor where the module given as root has two",
+                    where=f"tensor {name!r}",
+                    hint="Decode with the module that was captured.",
+                )
+            if index not in self._tensors:
+                self._tensors[index] = tensor
+                self._bound.add(index)
 
     def is_another(self, index: int, name: str) -> bool:
         """Return whether one of the client's own tensors stands for a tensor that was sent with other values."""

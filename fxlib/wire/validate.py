@@ -175,6 +175,8 @@ def _check_module(module: pb.Module, graph: pb.Graph, limits: Limits) -> None:
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NO_STRIDED = ("bits", "qint", "quint")
 """Dtypes of quantized tensors, and other dtypes without a strided form."""
+_HEADER_BYTES = 1024
+"""The bytes that a blob may have besides those of its storage: the header of safetensors, of about a hundred."""
 
 
 def _check_storages(graph: pb.Graph, limits: Limits) -> None:
@@ -188,6 +190,8 @@ def _check_storages(graph: pb.Graph, limits: Limits) -> None:
             check_device(storage.device)
         if storage.HasField("data") and (_SHA256.fullmatch(storage.data.sha256) is None or storage.data.size < 0):
             raise Fault(f"{storage.data.sha256[:80]!r} is not the SHA-256 of a blob")
+        if storage.data.size > storage.bytes + _HEADER_BYTES:
+            raise Fault(f"a blob of {storage.data.size:,} bytes for a storage of {storage.bytes:,}")
     if total > limits.weights_bytes:
         raise excess("bytes of all weights", total, limits.weights_bytes, "weights_bytes")
 

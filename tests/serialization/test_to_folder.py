@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path as Path_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -153,6 +154,35 @@ def test_names_and_tensors_of_any_kind_make_a_package(tmp_path: Path_) -> None:
     assert ran.returncode == 0, ran.stderr
     assert torch.equal(load_file(tmp_path / "odd.out")["y"], model(x))
     assert torch.equal(load_file(tmp_path / "nameless.out")["y"], x.sin())
+
+
+class Tracks(nn.Module):
+    turn: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turn", torch.randn(4, dtype=torch.complex64, requires_grad=True))
+        self.scale = torch.randn(4, 4).t().requires_grad_()
+
+    def forward(self, x: torch.Tensor, most: float = 0.0) -> torch.Tensor:
+        return (x * self.turn.real) @ self.scale if x.shape[0] > 1 else x.clamp(max=most)
+
+
+@pytest.mark.slow
+def test_tensors_take_gradients_and_numbers_are_pythons_in_a_package(tmp_path: Path_) -> None:
+    inputs = (torch.ones(2, 4), float("inf"))
+    float_32: Any = np.float32(0.5)
+    fxlib.to_folder(Tracks(), tmp_path / "tracks", inputs)
+    fxlib.to_folder(nn.Sequential(nn.Dropout(np.float64(0.25)), nn.ELU(float_32)), tmp_path / "numpys")
+    program = (
+        "import tracks, torch; module = tracks.Tracks(); module(torch.ones(2, 4), float('inf')).sum().backward();"
+        "print(module.turn.grad.shape, module.scale.grad.stride());"
+        "import numpys; print(numpys.Sequential())"
+    )
+    shown = printed(program, tmp_path)
+    assert shown.startswith("torch.Size([4]) (1, 4)\n")
+    assert "Dropout(p=0.25, inplace=False)" in shown
+    assert "ELU(alpha=0.5)" in shown
 
 
 @pytest.mark.slow

@@ -228,3 +228,21 @@ def test_one_module_of_a_graph_is_never_put_in_the_place_of_two() -> None:
     slots["b"].module = slots["a"].module
     with pytest.raises(WireError, match="has one module where the module given as root has two"):
         wire.decode(graph, root=model)
+
+
+def test_one_tensor_of_a_graph_is_never_put_in_the_place_of_two() -> None:
+    class Tied(nn.Module):
+        def __init__(self, *, tied: bool) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+            if tied:
+                self.b.weight = self.a.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) - self.b(x)
+
+    graph = wire.encode(fxlib.capture(Tied(tied=True))).graph
+    with pytest.raises(WireError, match=r"'b.weight': the graph has one tensor where the module given as root has two"):
+        wire.decode(graph, root=Tied(tied=False))
+    same = Tied(tied=True)
+    assert wire.decode(graph, root=same).b.weight is same.a.weight

@@ -43,6 +43,7 @@ STRUCTURE: dict[str, tuple[Edit, str]] = {
     "integer gradient": (lambda graph, node: setattr(graph.tensors[0], "dtype", "int64"), "cannot take a gradient"),
     "quantized": (lambda graph, node: setattr(graph.tensors[0], "dtype", "qint8"), "unknown dtype"),
     "digest": (lambda graph, node: setattr(graph.storages[0].data, "sha256", "../../etc/passwd"), "not the SHA-256"),
+    "blob": (lambda graph, node: graph.storages[0].data.MergeFrom(pb.BlobRef(sha256="0" * 64, size=9999)), "a blob of"),
     "contract": (lambda graph, node: graph.contracts.add(pure=True, reads=["x"]), "pure"),
     "result": (lambda graph, node: setattr(graph.contracts.add().returns.container, "name", "a.C"), "a container may"),
     "range": (lambda graph, node: setattr(node.args.add().range, "start", 1), "step 0"),

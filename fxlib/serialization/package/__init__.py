@@ -33,6 +33,7 @@ from fxlib.runtime.guards.folded_weights import FOLDED, RANK
 from fxlib.runtime.module import outdated
 from fxlib.serialization import files
 from fxlib.serialization.package import parts
+from fxlib.utils.pytree import python_number
 from fxlib.wire import modules
 from fxlib.wire.names import as_name
 from fxlib.wire.targets import function_name
@@ -66,6 +67,7 @@ _TENSORS = {tensors}
 _STRIDES = {strides}
 _MISSING = {missing}
 _COMPLEX = {complex_}
+_TRACKED = {tracked}
 
 
 class {name}(torch.nn.Module):
@@ -74,6 +76,7 @@ class {name}(torch.nn.Module):
         _parts.assemble(
             self, _pathlib.Path(__file__).parent,
             parts=_PARTS, same=_SAME, tensors=_TENSORS, strides=_STRIDES, missing=_MISSING, complex_=_COMPLEX,
+            tracked=_TRACKED,
         )
         self.training = {training}
 {setup}
@@ -144,6 +147,7 @@ def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None =
             strides=pformat(contents.strides, width=110),
             missing=pformat(contents.missing, width=110),
             complex_=pformat(contents.complex_, width=110),
+            tracked=pformat(contents.tracked, width=110),
             training=module.training,
             setup="".join(f"        {line}\n" for line in _setup(module)),
             code="".join(f"    {line}\n" if line else "\n" for line in code.splitlines()).rstrip(),
@@ -225,6 +229,7 @@ def _setup(module: GraphModule) -> list[str]:
                 lines.append(f"self.{attribute} = pytree.treespec_loads({_written(spec)})")
     if isinstance(codegen, export_guards.GuardedCodeGen):
         lines += [
+            "from math import inf, nan",
             "from torch.fx.graph import _PyTreeInfo",
             "from .guards import GuardedCodeGen, InputGuards, TensorGuard, ValueGuard",
             "from .value_conditions import Reference, Step, ValueCondition",
@@ -252,6 +257,7 @@ class Contents:
     strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     complex_: list[str] = field(default_factory=list)
+    tracked: list[str] = field(default_factory=list)
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     classes: set[type[nn.Module]] = field(default_factory=set)
 
@@ -350,6 +356,8 @@ class _Collector:
         if data.is_complex():  # safetensors has only one complex dtype
             self._contents.complex_.append(dotted)
             data = torch.view_as_real(data)
+        if value.requires_grad and dotted_names[0][1] != "parameter":
+            self._contents.tracked.append(dotted)
         self._contents.values[dotted] = data.contiguous().cpu()
 
     def _role(self, dotted: str, value: torch.Tensor) -> str:
@@ -375,8 +383,10 @@ def literal(value: Any, where: str) -> str:
     Raises:
         WireError: the value is not plain; the message says where it is.
     """
+    if (number := python_number(value)) is not None:
+        value = number
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
+        return repr(float(value)) if math.isfinite(value) else f"float({str(value)!r})"
     if type(value) in _SCALARS or isinstance(value, (torch.dtype, torch.memory_format, torch.layout)):
         return repr(value)
     if isinstance(value, torch.device):

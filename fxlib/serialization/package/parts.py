@@ -21,6 +21,7 @@ def assemble(
     strides: Mapping[str, tuple[int, ...]],
     missing: Mapping[str, str],
     complex_: Collection[str],
+    tracked: Collection[str],
 ) -> None:
     """Give an empty module its parts and its tensors.
 
@@ -34,6 +35,7 @@ def assemble(
         strides: strides of the tensors that are not laid out row by row.
         missing: paths of parameters and buffers that are None, with which of the two they are.
         complex_: names of tensors that are stored as their real and imaginary parts.
+        tracked: names of tensors that take a gradient without being parameters.
     """
     for path, (kind, training, attributes) in parts.items():
         part = kind.__new__(kind)
@@ -51,6 +53,8 @@ def assemble(
             value = _laid_out(value, strides[name])
         if dotted_names[0][1] in ("parameter", "frozen"):
             value = nn.Parameter(value, requires_grad=dotted_names[0][1] == "parameter")
+        if name in tracked:
+            value.requires_grad_()
         for dotted, role in dotted_names:
             _hold(root, dotted, role, value)
     for dotted, role in missing.items():

@@ -91,3 +91,22 @@ def test_questions_of_values_are_bounded_and_of_listed_operators() -> None:
         _questions_of(graph).steps.add().CopyFrom(_questions_of(graph).steps[0])
     with pytest.raises(WireError, match="and may have 64"):
         wire.decode(graph)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "operator, argument",
+    [("aten::zeros.default", "dtype"), ("aten::zeros.default", "layout"), ("aten::view.dtype", "dtype")],
+)
+def test_a_question_of_values_stays_inside_of_its_tensors(operator: str, argument: str) -> None:
+    graph = wire.encode(_masked()).graph
+    step = _questions_of(graph).steps[0]
+    step.Clear()
+    step.operator = operator
+    step.args.add().node = 1
+    step.kwargs.add(name=argument).value.integer = 300
+    with pytest.raises(WireError, match=f"argument '{argument}' must be a constant"):
+        wire.decode(graph)
+    step.operator = "aten::all.int"
+    with pytest.raises(WireError, match="is not on the allow-list"):
+        wire.decode(graph)
