@@ -166,6 +166,11 @@ class CapturedModule(GraphModule):
             tracks=tracks,
             returns_tracked=returns_tracked,
             shares_nodes=tracks and not returns_tracked and next(own_code.running_own_code(self), None) is None,
+            grad_modes=tuple(
+                bool(node.args[0])
+                for node in self.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+                if node.args
+            ),
         )
         cls.forward = _guard(cls._program)
         # GraphModule's own `__call__` prints failures of generated code and cuts off their tracebacks.
@@ -416,7 +421,10 @@ class CapturedModule(GraphModule):
             raise
         finally:
             THREAD.forward = outer
-        if grad_enabled is not state.conditions.grad_enabled:  # the graph's blocks end in the mode of its capture
+        captured, modes = state.conditions.grad_enabled, self._program.grad_modes
+        if state.original is None and modes:  # its conditions are of the moment at which it was read
+            captured = not modes[0]
+        if grad_enabled is not captured:  # the graph's blocks end in the mode of its capture
             torch.set_grad_enabled(grad_enabled)
         if forward.tracked:
             if self._program.returns_tracked and not forward.in_distributed_autograd:
@@ -489,6 +497,8 @@ class _Program:
     """Whether the caller gets remote results whose gradients are tracked, and may ask them for their gradients."""
     shares_nodes: bool
     """Whether remote results may share a node of autograd: only torch and this library see the tracked tensors."""
+    grad_modes: tuple[bool, ...]
+    """The grad modes that the graph sets, in order. The first one differs from the mode of the capture."""
 
 
 def _is_in_backward(node: Node) -> bool:
@@ -510,7 +520,7 @@ def _guard(program: _Program) -> Callable[..., Any]:
     def forward(self: CapturedModule, *args: Any, **kwargs: Any) -> Any:
         grad_enabled, state = torch.is_grad_enabled(), self._fxlib
         if state.original is None:
-            _check_alone(self, program.guarded, args, kwargs)
+            _check_alone(self, program, args, kwargs, grad_enabled=grad_enabled)
             if state.ahead is None:
                 return self._run(args, kwargs, grad_enabled=grad_enabled)
             return self._run_after(state.ahead, args, kwargs, grad_enabled=grad_enabled)
@@ -543,12 +553,18 @@ def _is_plain(state: ModuleState) -> bool:
 
 
 def _check_alone(
-    self: CapturedModule, guarded: GuardedCodeGen | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    self: CapturedModule, program: _Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
 ) -> None:
-    """Check inputs and weights of a graph without an original: unfit inputs are refused, changed weights warned of."""
+    """Check a graph without an original: unfit inputs and lost gradients are refused, changed weights warned of."""
     state, name = self._fxlib, type(self).__name__
-    if guarded is not None and (misfit := guarded.misfit(args, kwargs)):
+    if program.guarded is not None and (misfit := program.guarded.misfit(args, kwargs)):
         raise CaptureError(misfit, where=name, hint="The graph was exported for other inputs.")
+    if grad_enabled and program.grad_modes and program.grad_modes[0] and not program.grad_modes[-1]:
+        raise CaptureError(
+            "it was captured without gradients, and would lose them behind its first block with gradients",
+            where=name,
+            hint="Run it under torch.no_grad(), or capture the model with gradients enabled.",
+        )
     if stale := state.stale(self, grad_enabled=False):
         state.warn_once(f"{name} has no original to run, and goes on as it was: {stale}")
 

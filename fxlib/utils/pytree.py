@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 IsLeaf = Callable[[Any], bool]
 _PYTHONS = (bool, int, float, str)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _HEAP_TYPE = 1 << 9
 """Flag in `__flags__` of classes that Python code defines."""
 
@@ -100,9 +101,9 @@ def is_state(leaf: object) -> bool:
 
 
 def has_tensors(value: object) -> bool:
-    """Return whether a nested value holds a tensor, or the size of one, at any depth."""
+    """Return whether a nested value holds a tensor, or a number that is computed from sizes, at any depth."""
     return any(
-        isinstance(leaf, (torch.Tensor, torch.SymInt)) or is_state(leaf)
+        isinstance(leaf, (torch.Tensor, *_SYMBOLIC)) or is_state(leaf)
         for leaf in ([value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value))
     )
 
@@ -113,7 +114,7 @@ def _is_container(leaf: object) -> bool:
 
 def is_plain(value: object) -> bool:
     """Return whether all of an object's state is in its `__dict__`, and its class is Python's, not a torch module."""
-    if isinstance(value, (type, torch.Tensor, torch.nn.Module)) or not hasattr(value, "__dict__"):
+    if isinstance(value, (type, torch.Tensor, torch.nn.Module, *_SYMBOLIC)) or not hasattr(value, "__dict__"):
         return False
     return all(_keeps_nothing_else(base) for base in type(value).__mro__[:-1])
 

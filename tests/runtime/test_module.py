@@ -6,7 +6,7 @@ import copy
 import inspect
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,9 +14,10 @@ from torch import nn
 from torch.fx import Graph, symbolic_trace
 
 import fxlib
-from fxlib.errors import WireError
+from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import CapturedModule
 from tests.shared.process_group import process_group
+from tests.wire.support import over_the_wire
 
 X = torch.randn(3, 4)
 
@@ -218,6 +219,39 @@ def test_without_an_original_the_graph_always_runs() -> None:
     with torch.no_grad():
         module.eval()(X)
     assert model.eager_forwards == before
+
+
+class Modes(nn.Module):
+    def __init__(self, *, inner: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(self.inner):
+            x = x * 2
+        return x * self.weight
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_without_an_original_the_callers_grad_mode_comes_back(how: Literal["trace", "export"]) -> None:
+    module = fxlib.capture(Modes(inner=False), sample_inputs=[X], how=how)
+    with torch.no_grad():
+        alone = over_the_wire(module, weights=True)
+        alone(X)
+        assert not torch.is_grad_enabled()
+    assert alone(X).requires_grad
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_without_an_original_no_gradients_are_lost_in_silence(how: Literal["trace", "export"]) -> None:
+    with torch.no_grad():
+        alone = over_the_wire(fxlib.capture(Modes(inner=True), sample_inputs=[X], how=how), weights=True)
+        assert torch.equal(alone(X), X * 2)
+        assert not torch.is_grad_enabled()
+    with pytest.raises(CaptureError, match="captured without gradients"):
+        alone(X)
 
 
 def test_conversion_reaches_the_fallback_too() -> None:

@@ -62,8 +62,11 @@ class ExportChecks(TorchFunctionMode):
             if answer is not None:
                 return answer
         method, name = _called(func)
-        if name and is_capturing() and source.asked_by_users(_caller()):
-            self._check(method, name, args, kwargs)
+        if name and is_capturing():
+            if source.asked_by_users(_caller()):
+                self._check(method, name, args, kwargs)
+            elif method == "__get__" and name == "requires_grad" and asked_by_program(_caller()):
+                self.asked = True  # attention decides by it, and another kernel rounds otherwise
         for each in _written(func, args, kwargs) if is_capturing() else ():
             if type(each) in (torch.Tensor, torch.nn.Parameter):  # the exporter's stand-ins have classes of their own
                 raise _kept()

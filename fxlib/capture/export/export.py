@@ -145,9 +145,24 @@ def _kind(of: type, held: dict[str, Any], shared: frozenset[str]) -> type[_Objec
 
 def _same(kind: type[_ObjectState], held: dict[str, Any]) -> bool:
     return all(
-        kind.held[name] is value if name in kind.shared else repr(kind.held[name]) == repr(value)
+        kind.held[name] is value if name in kind.shared else _equal(kind.held[name], value)
         for name, value in held.items()
     )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two values are one object, or nests of immediate values that are the same to the bit."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if type(one) in (list, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if type(one) is dict:
+        return _equal(list(one.items()), list(other.items()))
+    if type(one) in (set, frozenset):
+        return _equal(sorted(one, key=repr), sorted(other, key=repr))
+    return type(one) in _IMMEDIATE and repr(one) == repr(other)
 
 
 def export(
@@ -180,7 +195,7 @@ def export(
     try:
         for name, value in constants.items():
             setattr(module, name, value)
-        graph = _graph_of(program, flat, samples, remote, export_checks)
+        graph = _graph_of(program, flat, samples, remote, export_checks, as_traced=True)
         annotate(graph, module)
         refuse_writes(graph, constants)
         refuse_out(graph, grad_enabled=torch.is_grad_enabled())
@@ -223,7 +238,9 @@ def of_program(program: ExportedProgram) -> CapturedModule:
     inputs = [value for value, kind in zip(values, kinds, strict=True) if kind == "USER_INPUT"]
     args, kwargs = program.example_inputs or pytree.tree_unflatten(inputs, info.in_spec)
     samples = Samples(args=tuple(args), kwargs=dict(kwargs), names=tuple(info.orig_args))
-    graph = _graph_of(program, flat, samples, ExportRecorder(flat), ExportChecks(ValueChecks([]), None))
+    graph = _graph_of(
+        program, flat, samples, ExportRecorder(flat), ExportChecks(ValueChecks([]), None), as_traced=False
+    )
     flat._forward_pre_hooks.clear()  # torch's own input checks, which the guards replace
     for name in [name for name, part in flat.named_children() if isinstance(part, GraphModule)]:
         delattr(flat, name)  # the bodies of blocks, which are inlined in the graph
@@ -232,12 +249,19 @@ def of_program(program: ExportedProgram) -> CapturedModule:
 
 
 def _graph_of(
-    program: ExportedProgram, flat: GraphModule, samples: Samples, remote: ExportRecorder, export_checks: ExportChecks
+    program: ExportedProgram,
+    flat: GraphModule,
+    samples: Samples,
+    remote: ExportRecorder,
+    export_checks: ExportChecks,
+    *,
+    as_traced: bool,
 ) -> Graph:
     signature = program.module_call_graph[0].signature
     if signature is None:
         raise AssertionError("an exported program has a signature")
-    guards = guards_of(program, samples, gradients=export_checks.asked, decided=export_checks.values.conditions)
+    decided = export_checks.values.conditions
+    guards = guards_of(program, samples, gradients=export_checks.asked, decided=decided, as_traced=as_traced)
     graph = inlining.inlined(flat, remote, guards)
     info = _PyTreeInfo(list(samples.names), signature.in_spec, signature.out_spec)
     graph.set_codegen(GuardedCodeGen(info, guards))

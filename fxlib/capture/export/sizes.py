@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -36,7 +36,12 @@ _HINT = "Declare fewer dynamic dimensions in dynamic_shapes=, or take the condit
 
 
 def guards_of(
-    program: ExportedProgram, samples: Samples, *, gradients: bool, decided: Iterable[ValueCondition]
+    program: ExportedProgram,
+    samples: Samples,
+    *,
+    gradients: bool,
+    decided: Iterable[ValueCondition],
+    as_traced: bool,
 ) -> InputGuards:
     """Return the guards on the leaves of the arguments on which an exported program relies.
 
@@ -45,6 +50,8 @@ def guards_of(
         samples: the arguments with which it was exported.
         gradients: whether the program depends on which of the arguments take a gradient.
         decided: the conditions on the arguments' values by which the program decided.
+        as_traced: whether the program is only valid for the sizes that its trace took into account. A trace decides
+            conditions as for sizes of at least 2, but the program itself takes 0 and 1 if they were declared.
 
     Raises:
         CaptureError: a condition cannot be checked before a run.
@@ -72,7 +79,7 @@ def guards_of(
     conditions = [each for each in dict.fromkeys(conditions) if each is not True and symbols_of(each) <= known]
     ranges = [
         (str(symbol), max(int(found.lower), 0), None if found.upper in (int_oo, sympy.oo) else int(found.upper))
-        for symbol, found in program.range_constraints.items()
+        for symbol, found in _ranges(program, shape_env if as_traced else None)
         if str(symbol) in known
     ]
     return InputGuards(
@@ -107,6 +114,13 @@ def _guard(value: Any, sample: Any, *, gradients: bool, same_as: int | None) -> 
         where="sample_inputs",
         hint="A graph takes tensors, numbers, flags, strings, None, and nests of these.",
     )
+
+
+def _ranges(program: ExportedProgram, shape_env: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the symbols of a program with their ranges, narrowed to those that a trace took into account."""
+    traced = {} if shape_env is None else shape_env.var_to_range
+    for symbol, declared in program.range_constraints.items():
+        yield symbol, declared & traced.get(symbol, declared)
 
 
 def _expressions(sizes: Iterable[Any]) -> tuple[Expression, ...]:

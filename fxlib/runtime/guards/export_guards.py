@@ -170,7 +170,7 @@ class GuardedCodeGen(_PyTreeCodeGen):
         for symbol, least, greatest in self.guards.ranges:
             if symbol in sizes and not least <= sizes[symbol] <= (math.inf if greatest is None else greatest):
                 limit = f"at least {least}" if greatest is None else f"{least} to {greatest}"
-                return f"a size is {sizes[symbol]}, and {symbol} was declared as {limit}"
+                return f"a size is {sizes[symbol]}, and the graph holds where {symbol} is {limit}"
         for condition in self.guards.conditions:
             if not evaluate(condition, sizes):
                 return f"{in_words(condition)} does not hold where {sizes}"

@@ -106,8 +106,23 @@ def test_declared_sizes_may_differ_and_conditions_on_them_are_checked() -> None:
         assert there.graph._codegen.guards == captured.graph._codegen.guards  # type: ignore[attr-defined]
     with pytest.warns(FxlibWarning, match=r"% 2\) == 0\) does not hold"):
         captured(torch.randn(9, 4))
-    with pytest.raises(CaptureError, match=r"a size is 2, and \w+ was declared as at least"):
+    with pytest.raises(CaptureError, match=r"a size is 2, and the graph holds where \w+ is at least"):
         over_the_wire(captured, weights=True)(torch.randn(2, 4))
+
+
+def _decides_by_the_batch(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] == 1 else x + 1
+
+
+@pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning")
+@pytest.mark.parametrize("batch", [Dim("batch"), Dim("batch", min=1), Dim("batch", max=8)])
+def test_sizes_that_a_trace_takes_for_larger_run_the_original(batch: Any) -> None:
+    captured = fxlib.capture(_decides_by_the_batch, sample_inputs=[torch.ones(4, 3)], dynamic_shapes={"x": {0: batch}})
+    for size in (0, 1, 2, 5):
+        assert torch.equal(captured(torch.zeros(size, 3)), _decides_by_the_batch(torch.zeros(size, 3)))
+    assert sum(fxlib.usage(captured).graphs.values()) == 2
+    with pytest.raises(CaptureError, match=r"a size is 1, and the graph holds where \w+ is"):
+        over_the_wire(captured, weights=True)(torch.zeros(1, 3))
 
 
 def _half(x: Tensor, y: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,3 +137,58 @@ def test_tensors_that_submodules_make_of_numbers_are_attributes_of_the_captured_
     assert torch.equal(wire.decode(wire.encode(captured).graph, root=captured)(x), model(x))
     assert fxlib.verify(model, captured, [x])
     assert not any("lifted" in name for _, each in model.named_modules() for name in vars(each))
+
+
+class Sized:
+    def __init__(self, keys: Tensor) -> None:
+        rows = keys.shape[0]
+        self.keys, self.half, self.is_long = keys, rows / 2, rows > 2
+
+
+def _sized(x: Tensor) -> Sized:
+    return Sized(x * 2 if x.shape[0] > 1 else x)
+
+
+def test_numbers_of_an_object_are_computed_from_the_sizes_of_each_call() -> None:
+    sizes = {"x": {0: torch.export.Dim("rows", min=3)}}
+    captured = fxlib.capture(_sized, sample_inputs=[torch.ones(4)], how="export", dynamic_shapes=sizes)
+    found = [captured(torch.ones(rows)) for rows in (5, 8)]
+    assert [(each.half, each.is_long) for each in found] == [(2.5, True), (4.0, True)]
+    assert sum(fxlib.usage(captured).graphs.values()) == 2
+
+
+class Setting:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return "Setting()"
+
+
+class Configured:
+    def __init__(self, logits: Tensor, settings: list[Any]) -> None:
+        self.logits, self.settings = logits, settings
+
+
+class Configures(nn.Module):
+    def __init__(self, make: Callable[[], list[Any]]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor) -> Configured:
+        return Configured(x * 2 if x.shape[0] > 1 else x, self.make())
+
+
+def test_an_object_has_the_attributes_of_its_own_capture() -> None:
+    made: list[Callable[[], list[Any]]] = [
+        lambda: [Setting(1)],
+        lambda: [Setting(2)],
+        lambda: [0.0, {"a": {1, 2}}],
+        lambda: [-0.0, {"a": {1, 2}}],
+    ]
+    captures = [fxlib.capture(Configures(each), sample_inputs=[torch.ones(3)], how="export") for each in made]
+    one, two, zero, negative = [each(torch.ones(3)).settings for each in captures]
+    assert (one[0].value, two[0].value) == (1, 2)
+    assert repr((zero[0], negative[0])) == "(0.0, -0.0)"
+    again = fxlib.capture(Configures(made[3]), sample_inputs=[torch.ones(3)], how="export")
+    assert wire.encode(again).graph.SerializeToString() == wire.encode(captures[3]).graph.SerializeToString()

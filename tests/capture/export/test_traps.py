@@ -227,6 +227,21 @@ def test_attention_that_a_run_computes_in_a_fused_kernel_is_not_exported() -> No
         torch.backends.mha.set_fastpath_enabled(value=True)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning")
+@pytest.mark.parametrize("layers", [0, 2])
+def test_attention_that_is_frozen_later_runs_the_original_in_its_fused_kernel(layers: int) -> None:
+    one = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    layer = (nn.TransformerEncoder(one, layers) if layers else one).eval()
+    x = torch.randn(2, 3, 8)
+    captured = _export(layer, x)
+    assert torch.equal(captured(x), layer(x))
+    layer.requires_grad_(requires_grad=False)
+    assert torch.equal(captured(x), layer(x))
+    usage = fxlib.usage(captured)
+    assert sum(usage.graphs.values()) == sum(usage.original.values()) == 1
+
+
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024 - what old programs have
 
 
