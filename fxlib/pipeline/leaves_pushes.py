@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import RLock, get_ident
 
 from fxlib.pipeline.request import Request
-from fxlib.pipeline.watch import WATCH
+from fxlib.pipeline.watch import WATCH, works_for_others
 from fxlib.runtime.gradients.pushes import PushesInFlight
 from fxlib.runtime.ops.timeline import current_recording
 
@@ -109,7 +109,9 @@ class LeavesPushes(ABC):
 
     def calls(self) -> None:
         """Settle pushes in flight, before this process makes any remote call other than pushes and calls ahead."""
-        if self._left is not None and self._making != get_ident() and self._pushing != get_ident():
+        if self._left is None or get_ident() in (self._making, self._pushing):
+            return
+        if self._pushing is None or not works_for_others():
             self.settle_pushes()
 
     @contextmanager

@@ -256,6 +256,10 @@ class Pipeline(Generic[B]):
         self.why_not_ahead = "" if ahead else _why_not_ahead(loader)
         self.taken = self.unused = 0
         self.staleness = Counter[int]()
+        self._unknown: Exception | None = None
+        """The first exception that `inputs=` raised."""
+        self._knows_some = False
+        """Whether the arguments of any batch were known."""
         self._state: Any = None
         self._forward: Callable[..., Any] | None = None
         """The forward whose arguments have the names that follow."""
@@ -356,6 +360,12 @@ class Pipeline(Generic[B]):
 
     def _close(self, used: Mapping[ModuleAhead, Iterable[_Pulled[B]]]) -> None:
         """Leave nothing in flight, and count what the loop took."""
+        if self._unknown is not None and not self._knows_some:
+            told = f"{type(self._unknown).__name__}: {self._unknown}"
+            warnings.warn(
+                f"nothing was fetched ahead: inputs= raised for each batch, {told}", FxlibWarning, stacklevel=3
+            )
+            self._unknown = None
         for ahead, pulled in used.items():
             ahead.withdraw([each.entry for each in pulled])
             ahead.close(leaves_pushes=self._defer_pushes, trainers=self._trainers, stale=self._stale)
@@ -401,8 +411,10 @@ class Pipeline(Generic[B]):
     def _made_ahead(self, module: CapturedModule, ahead: ModuleAhead, batch: Any) -> Entry | None:
         try:
             args, kwargs = self._arguments(module, batch)
-        except Exception:  # noqa: BLE001 - `inputs=` may not know a batch that the loop skips
+        except Exception as error:  # noqa: BLE001 - `inputs=` may not know a batch that the loop skips
+            self._unknown = self._unknown or error
             return None
+        self._knows_some = True
         return ahead.add(args, kwargs)
 
     @staticmethod

@@ -175,7 +175,7 @@ class ModuleAhead(LeavesPushes):
         if entry not in self._entries:
             return
         self._entries.remove(entry)
-        self._forgotten += entry.waiting
+        self._set_aside(entry)
         unused = sum(each.state is State.IN_FLIGHT for each in entry.waiting)
         self.unused += unused
         if entry.why_not and unused:
@@ -198,9 +198,9 @@ class ModuleAhead(LeavesPushes):
             trainers: number of processes that write to the servers; None if the program has not said.
             stale: number of steps whose pushes a read may miss; of several loops, the smallest holds for all.
         """
+        self.settle_pushes()
         self._trainers.loop_began(trainers)
         self._is_distributed = False  # another loop, such as an evaluation, may run outside of such a context
-        self.settle_pushes()
         self._loops += 1
         self._leaving += leaves_pushes
         self._stale_limits.append(stale)
@@ -256,7 +256,7 @@ class ModuleAhead(LeavesPushes):
             if entry in self._entries:
                 self._entries.remove(entry)
                 self.unused += sum(each.state is State.IN_FLIGHT for each in entry.waiting)
-                self._forgotten += entry.waiting
+                self._set_aside(entry)
         until = time.monotonic() + SETTLE_S
         for each in self._forgotten:
             each.settle(until)
@@ -324,6 +324,8 @@ class ModuleAhead(LeavesPushes):
             self._period.step_over()
         if batch.in_autograd_context():
             self._is_distributed = True
+            self.unused += sum(each.state is State.IN_FLIGHT for each in entry.waiting)
+            self._set_aside(entry)
             self._warn(Reason.AHEAD_DISTRIBUTED.sentence())
             return generated
         self._current = entry
@@ -343,7 +345,7 @@ class ModuleAhead(LeavesPushes):
                         self._warn(each.why_not_by_keys)
                 self._keep_rows(each)
             self.unused += sum(each.state is State.IN_FLIGHT for each in self._current.waiting)
-            self._forgotten += self._current.waiting
+            self._set_aside(self._current)
         self._current = None
         self._rest()
 
@@ -563,6 +565,10 @@ class ModuleAhead(LeavesPushes):
         if limits not in self._flow_controls:
             self._flow_controls[limits] = FlowControl(*limits)
         return self._flow_controls[limits]
+
+    def _set_aside(self, entry: Entry) -> None:
+        """Keep the requests of a batch that are still in flight, for those who have to wait for them."""
+        self._forgotten = [each for each in (*self._forgotten, *entry.waiting) if not each.is_over]
 
     def _forget_blocks(self) -> None:
         self._blocks, self._updates = [], None

@@ -279,7 +279,7 @@ class Request:
     @property
     def is_over(self) -> bool:
         """Whether all of its messages were answered."""
-        return all(future.done() for future in self._futures())
+        return _is_done(self._future) and all(map(_is_done, self._others))
 
     def settle(self, until: float) -> None:
         """Wait for its messages in flight, until a time of `time.monotonic` at most."""
@@ -301,7 +301,7 @@ class Request:
     def _forget(self) -> None:
         """Forget the result, but not that its message may still be in flight."""
         if self._future is not None:
-            self._others.append(self._future)
+            self._others = [each for each in (*self._others, self._future) if not _is_done(each)]
             self._future = None
 
     def take(self) -> Any:
@@ -427,6 +427,12 @@ class Reread:
             request.rows.read_again(self._repair, lambda: [flying.result(index) for index in range(len(flying))])
         else:
             request.rows.read_again(self._repair, lambda: [flying.wait()])
+
+
+def _is_done(sent: Any) -> bool:
+    """Return whether a message that was sent, if it was, has been answered."""
+    future = sent.future if isinstance(sent, BatchInFlight) else sent
+    return future is None or bool(future.done())
 
 
 def _ended_by(future: Any, end_spans: Sequence[Callable[[], None]]) -> None:

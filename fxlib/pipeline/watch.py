@@ -265,8 +265,9 @@ class Watch:
 
     def begin(self, states: frozenset[ServerState]) -> _Write:
         """Tell all listeners about a write that is about to be sent."""
-        for each in list(self._listeners):  # without the lock: they may wait for answers
-            each.about_to_write(states)
+        if not works_for_others():
+            for each in list(self._listeners):  # without the lock: they may wait for answers
+                each.about_to_write(states)
         write = _Write(states)
         with self._lock:
             self._writes.append(write)
@@ -341,6 +342,14 @@ class _Announced:
 def _is_within_a_step() -> bool:
     """Whether this thread runs a forward of a captured module, or a backward."""
     return THREAD.forward is not None or torch._C._current_graph_task_id() != -1
+
+
+def works_for_others() -> bool:
+    """Whether this is a thread that Python did not start, as those in which calls of other processes run.
+
+    Such a call may be made by the very server whose answer another thread waits for. So it must not wait for that.
+    """
+    return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 def _calls_within(function: Any, args: Any) -> Iterable[batch.Call] | None:

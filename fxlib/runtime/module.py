@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, par
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.fact_table import Facts
 from fxlib.runtime.guards.folded_weights import Mark
+from fxlib.runtime.mirrored_module import MirroredModule
 from fxlib.runtime.module_state import (
     Expected,
     Mirror,
@@ -48,7 +49,7 @@ from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients
 
 
-class CapturedModule(GraphModule):
+class CapturedModule(MirroredModule):
     """A model as a graph in which every remote call is one node, and a drop-in for the model itself.
 
     It has the submodules, parameters and buffers of `root` (the same objects, under the same `state_dict` keys), its
@@ -220,66 +221,6 @@ class CapturedModule(GraphModule):
         )
 
     @override
-    def __setattr__(self, name: str, value: Any) -> None:
-        state = self.__dict__.get("_fxlib")
-        # A copy on which a pass works has the state of the module from which it was made.
-        if state is None or state.mirror is None or state.conditions.module is not self:
-            super().__setattr__(name, value)
-            return
-        self._follow()
-        is_originals = _is_part(state.original, name)
-        known = name in self.__dict__ or isinstance(getattr(type(self), name, None), property)
-        is_new = not (is_originals or _is_part(self, name) or hasattr(type(self), name))
-        if not known and (is_new or name in state.original.__dict__):
-            if isinstance(value, nn.Module | nn.Parameter):
-                super().__setattr__(name, value)
-            state.mirror.replace(name, value)
-            return
-        super().__setattr__(name, value)
-        if name in state.constants or name == "training" or is_originals:
-            state.mirror.replace(name, value)
-
-    @override
-    def __delattr__(self, name: str) -> None:
-        state = self.__dict__.get("_fxlib")
-        if state is None or state.mirror is None or state.conditions.module is not self:
-            super().__delattr__(name)
-            return
-        self._follow()
-        is_own = name in self.__dict__ or _is_part(self, name)
-        if is_own:
-            super().__delattr__(name)
-        if not is_own or name in state.original.__dict__ or _is_part(state.original, name):
-            state.mirror.delete(name)
-
-    @override
-    def train(self, mode: bool = True) -> Self:
-        """Set the training flags as the original's own `train` does."""
-        return self._switched("train", mode)
-
-    @override
-    def eval(self) -> Self:
-        """Set the training flags as the original's own `eval` does."""
-        return self._switched("eval")
-
-    def _switched(self, name: str, *mode: bool) -> Self:
-        original = self._fxlib.original
-        if original is None or getattr(getattr(original, name), "__func__", None) is getattr(nn.Module, name):
-            getattr(super(), name)(*mode)
-            return self
-        getattr(original, name)(*mode)
-        self.training = original.training
-        for part in self.children():
-            if all(part is not each for each in original.children()):
-                part.train(original.training)
-        return self
-
-    @override
-    def _replicate_for_data_parallel(self) -> Any:
-        replicated: Any = super() if self._fxlib.original is None else self._fxlib.original
-        return replicated._replicate_for_data_parallel()  # its parts have the same names
-
-    @override
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         self._follow()
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -324,11 +265,6 @@ class CapturedModule(GraphModule):
             if module not in seen or not remove_duplicate:
                 seen.add(module)
                 yield ".".join(filter(None, (prefix, path))), module
-
-    def _follow(self) -> None:
-        state = self._fxlib
-        if state.mirror is not None:
-            state.mirror.follow(self, state.constants)
 
     def _guard_failure(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, grad_enabled: bool
@@ -465,11 +401,6 @@ for _each in (
 ):
     skip(_each.__code__)
 _TABLES = ("_parameters", "_modules", "_buffers")
-
-
-def _is_part(module: nn.Module, name: str) -> bool:
-    """Return whether a module has a parameter, buffer or module of this name."""
-    return any(name in module.__dict__[table] for table in _TABLES)
 
 
 def outdated(module: nn.Module) -> str:

@@ -57,10 +57,14 @@ class Mirror:
 
     Modules below the root are the same objects for both. For the root itself, each has tables of its own, because a
     rewritten graph may need state that the original must not be given.
+
+    Attributes:
+        original: the original.
+        shared: the names of what was replaced on both.
     """
 
     def __init__(self, original: nn.Module) -> None:
-        self._original = original
+        self.original = original
         self._seen: dict[str, dict[str, Any]] = {}
         self._tables: list[dict[str, Any]] = []
         """The tables of the original's root when the module last saw them."""
@@ -68,11 +72,12 @@ class Mirror:
         """The versions of the tables at that time; each write to a dict replaces its version."""
         self._training: bool | None = None
         """The training flag of the original's root at that time."""
+        self.shared: set[str] = set()
         self.note()
 
     def follow(self, module: nn.Module, constants: Iterable[str]) -> None:
         """Take over parts, `constants` and the training flag that are others on the original's root than last seen."""
-        held = self._original.__dict__
+        held = self.original.__dict__
         tables = [held["_parameters"], held["_buffers"], held["_modules"]]
         versions = list(map(dict_version, tables))
         if versions != self._versions or not all(map(is_, tables, self._tables)):  # this is rare
@@ -93,27 +98,30 @@ class Mirror:
                 seen.update(changed)
 
     def replace(self, name: str, value: object) -> None:
-        """Replace a part or an attribute of the original, as was done on the captured module."""
-        setattr(self._original, name, value)
-        self.note()
+        """Replace a part or an attribute of the original, as was done on the captured module.
+
+        A setter of the original's may replace others, which `follow` takes over.
+        """
+        self.shared.add(name)
+        setattr(self.original, name, value)
 
     def delete(self, name: str) -> None:
         """Delete a part or an attribute of the original, as was done on the captured module."""
-        delattr(self._original, name)
-        self.note()
+        self.shared.discard(name)
+        delattr(self.original, name)
 
     def note(self) -> None:
         """Note the original's present tables and its flag as seen."""
-        self._training = self._original.__dict__.get("training")
-        self._tables = [self._original.__dict__[table] for table in _TABLES]
+        self._training = self.original.__dict__.get("training")
+        self._tables = [self.original.__dict__[table] for table in _TABLES]
         self._versions = list(map(dict_version, self._tables))
         self._seen = {table: dict(now) for table, now in zip(_TABLES, self._tables, strict=True)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mirror:
         copied = Mirror.__new__(Mirror)
         memo[id(self)] = copied
-        copied._original, copied._seen = copy.deepcopy((self._original, self._seen), memo)
-        copied._training = self._training
+        copied.original, copied._seen = copy.deepcopy((self.original, self._seen), memo)
+        copied._training, copied.shared = self._training, set(self.shared)
         copied._tables, copied._versions = [], []  # the copied original may not have all of its tables yet
         return copied
 

@@ -7,7 +7,7 @@ bound to a namespace has all blobs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fxlib.v1 import jobs_pb2
 from fxlib_service.admission import Admission
@@ -42,8 +42,8 @@ class Holdings:
         """Return whether a namespace has a blob, provided that the service has it."""
         return not await self.missing(namespace, {sha256: 0})
 
-    async def bytes_of(self, namespace: str, *, besides: str) -> int:
-        """Return the total size in bytes of the blobs that a namespace has besides one, given by its SHA-256."""
+    async def bytes_of(self, namespace: str, *, besides: Collection[str]) -> int:
+        """Return the total size in bytes of the blobs that a namespace has besides some, given by their SHA-256s."""
         return await self._ledger.read(self._ledger.store.held_bytes, namespace, besides=besides)
 
     async def add(self, namespace: str, blob: CheckedBlob) -> None:

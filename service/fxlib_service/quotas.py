@@ -187,6 +187,10 @@ class StorageQuota:
         self._quotas = quotas
         self._open: defaultdict[str, dict[object, tuple[str, int]]] = defaultdict(dict)
 
+    def uploaded(self, namespace: str) -> set[str]:
+        """Return the SHA-256s of the blobs whose uploads are open."""
+        return {sha256 for sha256, _ in self._open[namespace].values()} if namespace in self._open else set()
+
     @contextmanager
     def uploading(
         self, namespace: str, blob: CheckedBlob, *, held: int, unfinished: Mapping[str, int]
@@ -196,7 +200,7 @@ class StorageQuota:
         Args:
             namespace: the namespace that uploads.
             blob: the blob that was announced.
-            held: size of the other blobs that the namespace has, in bytes.
+            held: size of the blobs that the namespace has and does not upload, in bytes.
             unfinished: sizes of its unfinished uploads in bytes, by SHA-256.
 
         Raises:

@@ -400,6 +400,23 @@ def test_an_inputs_function_need_not_know_batches_that_the_loop_skips(sent: Sent
     assert [None if batch is None else module(batch["ids"]).shape for batch in loop].index(None) == 1
 
 
+def test_an_inputs_function_that_knows_no_batch_is_told_of(sent: Sent, module: CapturedModule) -> None:
+    loop = fxlib.pipeline([{"ids": each} for each in batches(2)], module, inputs=lambda batch: (batch["idz"],))
+    with pytest.warns(FxlibWarning, match="nothing was fetched ahead: inputs= raised for each batch, KeyError: 'idz'"):
+        assert len(list(loop)) == 2
+
+
+def test_what_no_forward_takes_is_not_kept(sent: Sent, module: CapturedModule) -> None:
+    def step(batch: torch.Tensor) -> int:
+        module(batch.clone())
+        sent.world.drain()
+        return len(ahead_of(module)._forgotten)
+
+    with pytest.warns(FxlibWarning, match="other tensors"):
+        kept = run(fxlib.pipeline(batches(8), module), step)
+    assert max(kept) <= 2
+
+
 def test_a_list_that_the_loop_changes_is_gone_through_as_a_plain_loop_does(sent: Sent, module: CapturedModule) -> None:
     def seen(given: list[torch.Tensor], loop: Iterable[torch.Tensor]) -> list[float]:
         found = []

@@ -144,6 +144,7 @@ def test_a_loop_that_begins_with_a_failed_push_of_the_one_before_raises_it_and_l
         with pytest.raises(ValueError, match="refused 0"):
             run(fxlib.pipeline(batches(), module), lambda x: train(module, x))
         assert ahead_of(module)._loops == 0
+        assert ahead_of(module)._trainers._stated == []
 
 
 def test_while_one_thread_waits_for_pushes_no_other_takes_them_for_over() -> None:

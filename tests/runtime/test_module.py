@@ -132,6 +132,56 @@ def test_what_is_replaced_on_the_model_is_seen_though_something_is_set_on_it_nex
     assert torch.equal(module(X), model(X))
 
 
+class Behind(nn.Module):
+    """Has a parameter that a setter replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weight = nn.Parameter(torch.ones(4))
+        self.linear = nn.Linear(4, 4)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self._weight
+
+    @weight.setter
+    def weight(self, value: torch.Tensor) -> None:
+        self._weight = nn.Parameter(value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self._weight
+
+
+def test_what_a_setter_of_the_model_replaces_is_seen() -> None:
+    model: Any = Behind()
+    module: Any = fxlib.capture(model)
+    module.weight = torch.zeros(4)
+    assert module._weight is model._weight
+    assert torch.equal(module(X), torch.zeros(3, 4))
+
+
+def test_a_new_attribute_is_on_both_and_a_new_buffer_too_but_a_method_of_its_own_is_not() -> None:
+    model: Any = Behind()
+    module: Any = fxlib.capture(model)
+    module.mask, module.tag = nn.Buffer(torch.ones(4)), "a"
+    module.tag = "b"
+    module.kept = module.forward
+    assert dict(module.named_buffers())["mask"] is model.mask
+    assert module.__dict__["tag"] == model.tag == "b"
+    assert module.kept.__self__ is module
+    assert not hasattr(model, "kept")
+    copied = copy.deepcopy(model)
+    assert copied.tag == "b"
+
+
+def test_a_part_that_is_deleted_from_the_graphs_module_stays_the_models() -> None:
+    model: Any = Behind()
+    module = fxlib.capture(model)
+    assert module.delete_submodule("linear")
+    assert "linear" not in module._modules
+    assert isinstance(model.linear, nn.Linear)
+
+
 def test_a_replica_for_data_parallel_takes_nothing_from_the_model() -> None:
     model = Defaults()
     before = model.linear

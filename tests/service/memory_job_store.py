@@ -219,9 +219,9 @@ class MemoryJobStore(JobStore):
             return set(self._holdings.get(namespace, {}).keys() & sha256s)
 
     @override
-    def held_bytes(self, namespace: str, *, besides: str = "") -> int:
+    def held_bytes(self, namespace: str, *, besides: Collection[str] = ()) -> int:
         with self._lock:
-            return sum(size for sha256, size in self._holdings.get(namespace, {}).items() if sha256 != besides)
+            return sum(size for sha256, size in self._holdings.get(namespace, {}).items() if sha256 not in besides)
 
     @override
     def release(self, sha256: str) -> None:

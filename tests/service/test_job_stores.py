@@ -324,7 +324,7 @@ def test_a_namespace_has_the_blobs_that_it_was_noted_to_have(store: JobStore) ->
     assert store.held("web", ["a", "b"]) == {"b"}
     assert store.held("other", ["a"]) == set()
     assert (store.held_bytes("ads"), store.held_bytes("other")) == (13, 0)
-    assert (store.held_bytes("ads", besides="b"), store.held_bytes("ads", besides="x")) == (6, 13)
+    assert (store.held_bytes("ads", besides=["b"]), store.held_bytes("ads", besides=["x"])) == (6, 13)
     store.release("b")
     assert store.held("ads", ["a", "b"]) == {"a"}
     assert store.held("web", ["b"]) == set()

@@ -51,7 +51,7 @@ def outcomes(error: Exception) -> list[jobs_pb2.JobFailure]:
     return service.outcomes
 
 
-@pytest.mark.parametrize("code", ["INVALID_REQUEST", "BLOB_MISSING", "MESSAGE_TOO_LARGE"])
+@pytest.mark.parametrize("code", ["INVALID_REQUEST", "INVALID_GRAPH", "MESSAGE_TOO_LARGE"])
 def test_an_answer_that_the_service_refuses_fails_the_job(code: str) -> None:
     (failure,) = outcomes(RejectedError("result.graph: is none", code=code))
     assert (failure.code, failure.message) == ("WORKER_FAILED", "RejectedError: result.graph: is none")
@@ -63,6 +63,7 @@ def test_an_answer_that_the_service_refuses_fails_the_job(code: str) -> None:
         ServiceUnavailableError("away"),
         RejectedError("lost", code="LEASE_LOST"),
         RejectedError("busy", code="SERVICE_BUSY"),
+        RejectedError("a blob of it was lost behind its upload", code="BLOB_MISSING"),
         RejectedError("the service itself failed", code="INTERNAL"),
     ],
 )

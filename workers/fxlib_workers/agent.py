@@ -43,9 +43,7 @@ _DISK_PAUSE_S: Final = 10.0
 _BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 """The pauses in seconds between failed claims; the last one is repeated."""
 
-_REFUSED: Final = frozenset(
-    {"INVALID_REQUEST", "INVALID_GRAPH", "BLOB_MISSING", "BLOB_CORRUPT", "BLOB_NOT_FOUND", "MESSAGE_TOO_LARGE"}
-)
+_REFUSED: Final = frozenset({"INVALID_REQUEST", "INVALID_GRAPH", "MESSAGE_TOO_LARGE"})
 """The service's error codes for an answer that it refuses for what it is, so that the next worker's would be, too."""
 
 _SHARED_NETWORK: Final = "network: the processes of a trial meet on the interface that --interface names"

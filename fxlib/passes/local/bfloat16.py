@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -31,6 +31,7 @@ _VALUES: Final = ("val", "tensor_meta")
     preserves="lossy",
     needs=frozenset({"weights", "eval_mode"}),
     introduces=LAYERS_AS_FUNCTIONS | Introduced.of("bfloat16", "float"),
+    version="2",
 )
 class Bfloat16(GraphPass):
     """Run linear layers and convolutions on weights and inputs in bfloat16, with sums in float32.
@@ -64,8 +65,8 @@ class Bfloat16(GraphPass):
                 declined.append(Declined(node=node.name, reason=reason))
             else:
                 layers.append(layer)
-        writers = [written.get(effects.aliases.of(each.node), set()) for each in layers]
-        ends = [_rewrite(module, layer) for layer in layers]
+        writers = {node: written.get(effects.aliases.of(node), set()) for node in effects.nodes}
+        ends = [(layer.node, *_rewrite(module, layer)) for layer in layers]
         _hand_on(module, ends, writers)
         sweep(module)
         return PassResult(module, changes=len(layers), declined=tuple(declined))
@@ -122,24 +123,27 @@ def _stand_behind(node: Node, wide: Node) -> None:
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 
-def _hand_on(module: GraphModule, ends: Sequence[tuple[Node, Node]], writers: Sequence[AbstractSet[Node]]) -> None:
+def _hand_on(
+    module: GraphModule, ends: Sequence[tuple[Node, Node, Node]], writers: Mapping[Node, AbstractSet[Node]]
+) -> None:
     """Pass results to ReLUs and further layers in bfloat16: conversion to float32 and back changes no bit.
 
     Args:
         module: the rewritten module.
-        ends: for each layer, the nodes that convert its input, and its result back.
-        writers: for each layer, the nodes that write the memory of its result: they write the float32 numbers, which
-            are what other layers take then.
+        ends: for each layer, its node, and those that convert its input, and its result back.
+        writers: for each node, those that write the memory of its value: they write the float32 numbers, which are what
+            other layers take then.
     """
-    narrowing = {narrow for narrow, _ in ends}
-    for (_, wide), writing in zip(ends, writers, strict=True):
-        relus = set[Node]()
+    narrowing = {narrow for _, narrow, _ in ends}
+    for layer, _, wide in ends:
+        writing, relus = set(writers[layer]), set[Node]()
         while (behind := only_user(wide)) is not None and is_relu(module, behind):
             (narrow,) = wide.all_input_nodes
             behind.replace_input_with(wide, narrow)
             behind.append(wide)
             _stand_behind(behind, wide)
             wide.args = (behind,)
+            writing |= writers[behind]
             relus.add(behind)
             for key in _VALUES:
                 behind.meta.pop(key, None)

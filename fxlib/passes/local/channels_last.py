@@ -52,6 +52,7 @@ _SHAPES = ("val", "tensor_meta")
     preserves="tolerance",
     needs=frozenset({"weights", "eval_mode"}),
     introduces=LAYERS_AS_FUNCTIONS | Introduced.of("clone", "contiguous"),
+    version="2",
 )
 class ChannelsLast(GraphPass):
     """Put two-dimensional convolutions, and the operators between them, into the layout that their kernels prefer.

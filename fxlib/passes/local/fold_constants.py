@@ -30,7 +30,13 @@ from fxlib.reasons import Declined, Reason
 from fxlib.runtime.submodules import submodule
 
 
-@register_pass("fold_constants", preserves="bitwise", needs=frozenset({"weights", "eval_mode"}), introduces=NOTHING)
+@register_pass(
+    "fold_constants",
+    preserves="bitwise",
+    needs=frozenset({"weights", "eval_mode"}),
+    introduces=NOTHING,
+    version="2",
+)
 class FoldConstants(GraphPass):
     """Store values that are computed from parameters, buffers and literals alone, instead of recomputing them.
 

@@ -39,7 +39,7 @@ Folded = tuple[torch.Tensor, torch.Tensor]
     preserves="tolerance",
     needs=frozenset({"weights", "eval_mode"}),
     introduces=LAYERS_AS_FUNCTIONS,
-    version="3",
+    version="4",
 )
 class FoldNorms(GraphPass):
     """Fold batch norms into the linear layers and convolutions right before and after them.

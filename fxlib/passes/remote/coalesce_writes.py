@@ -26,7 +26,9 @@ from fxlib.runtime.ops.batches import IN_ORDER
 from fxlib.runtime.ops.registry import Role
 
 
-@register_pass("coalesce_writes", preserves="bitwise", introduces=Introduced.with_roles(Role.ISSUE, Role.WAIT))
+@register_pass(
+    "coalesce_writes", preserves="bitwise", introduces=Introduced.with_roles(Role.ISSUE, Role.WAIT), version="2"
+)
 class CoalesceWrites(GraphPass):
     """Issue consecutive writes to one server together; the server stops at the first failure, as the program would.
 

@@ -29,7 +29,7 @@ from fxlib.spec.profile import Opaque, Profile, TensorShape
 from fxlib.spec.report import CallReport
 
 
-@register_pass("merge_reads", preserves="bitwise", introduces=NOTHING, version="2")
+@register_pass("merge_reads", preserves="bitwise", introduces=NOTHING, version="3")
 class MergeReads(GraphPass):
     """Let a read that repeats an earlier one share its result, if no result is changed, escapes or takes a gradient.
 

@@ -28,11 +28,10 @@ _FEW_FORWARDS = 4
 
 @dataclass(slots=True, eq=False)
 class _Forward:
-    """The pushes of one forward, in program order, and the backward that may still bring gradients for them.
+    """The pushes of one forward, in program order, and the backward that may still bring gradients for them."""
 
-    Of a forward whose gradients were pushed, there are no pushes until its backward brings more.
-    """
-
+    number: int
+    """The number of forwards before it."""
     pushes: Sequence[Push]
     backward: weakref.ref[Backward]
 
@@ -45,20 +44,16 @@ class _Forward:
         """Whether no gradient has come, and none can arrive any more."""
         return self.backward() is None and not self.has_gradient
 
-    def after(self, backward: Backward) -> _Forward:
-        """Return the forward with none of its gradients so far, for those that its backward may bring after them.
 
-        The pushes so far keep their gradients: messages may be under way that would have to be sent again.
-        """
-        later = _Forward((), self.backward)
-        backward.renew = partial(_renew, later, self.pushes)
-        return later
+def _renew(tape: weakref.ref[Tape], taken: _Forward) -> dict[Slot, Slot]:
+    """Put a forward back whose gradients were taken, without these; return the places of its gradients by theirs.
 
-
-def _renew(later: _Forward, pushes: Sequence[Push]) -> dict[Slot, Slot]:
-    """Give a forward pushes like these, without gradients; return the places of its gradients by those of these."""
-    slots = {slot: replace(slot, gradient=None) for push in pushes for slot in push.call.slots}
-    later.pushes = [replace(push, call=_moved(push.call, slots)) for push in pushes]
+    The pushes that were taken keep their gradients: messages may be under way that would have to be sent again.
+    """
+    slots = {slot: replace(slot, gradient=None) for push in taken.pushes for slot in push.call.slots}
+    pushes = [replace(push, call=_moved(push.call, slots)) for push in taken.pushes]
+    if (found := tape()) is not None:
+        found.put_back(_Forward(taken.number, pushes, taken.backward))
     return slots
 
 
@@ -79,6 +74,7 @@ class Tape:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._forwards: deque[_Forward] = deque()
+        self._count = 0
         self._pushes = self._told = False
         self._dense_below = _FEW_FORWARDS
         """Number of forwards from which on dead ones among them are looked for."""
@@ -95,8 +91,10 @@ class Tape:
 
     def add(self, tracked: Sequence[Tracked], backward: Backward, *, returned: bool = False) -> None:
         """Append a forward that has just ended; `returned` says whether the program got tracked results."""
-        forward = _Forward(pushes_of(sorted(tracked, key=attrgetter("index"))), weakref.ref(backward))
+        pushes = pushes_of(sorted(tracked, key=attrgetter("index")))
         with self._lock:
+            self._count += 1
+            forward = _Forward(self._count, pushes, weakref.ref(backward))
             while self._forwards and self._forwards[-1].is_dead:
                 self._forwards.pop()
             if len(self._forwards) >= self._dense_below:  # seldom: a long accumulation holds many that are alive
@@ -137,11 +135,18 @@ class Tape:
             forwards, self._forwards, self.untracked = self._forwards, deque(), ""
             for forward in forwards:
                 backward = forward.backward()
-                if has_gradient := forward.has_gradient:
+                if forward.has_gradient:
                     taken.append(forward)
-                if backward is not None:
-                    self._forwards.append(forward.after(backward) if has_gradient else forward)
-        return taken
+                    if backward is not None:
+                        backward.renew = partial(_renew, weakref.ref(self), forward)
+                elif backward is not None:
+                    self._forwards.append(forward)
+        return sorted(taken, key=attrgetter("number"))  # some were put back behind others
+
+    def put_back(self, forward: _Forward) -> None:
+        """Keep a forward once more, whose backward brings gradients after others were taken."""
+        with self._lock:
+            self._forwards.append(forward)
 
 
 def _warn_of_several(forwards: int) -> None:

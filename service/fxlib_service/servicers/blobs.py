@@ -106,7 +106,8 @@ class BlobServicer(blobs_pb2_grpc.BlobServiceServicer):
         if known and await asyncio.to_thread(self._has, blob):
             return blobs_pb2.WriteResponse(committed_bytes=blob.size)
         unfinished = await asyncio.to_thread(self._store.partials, namespace)
-        held = await self._holdings.bytes_of(namespace, besides=blob.sha256)
+        uploaded = {blob.sha256, *unfinished, *self._quota.uploaded(namespace)}  # a lost blob is held, and sent again
+        held = await self._holdings.bytes_of(namespace, besides=uploaded)
         with self._quota.uploading(namespace, blob, held=held, unfinished=unfinished):
             committed = await self._uploads.write(blob, first, request_iterator, owner=namespace, known=known)
             if committed == blob.size:

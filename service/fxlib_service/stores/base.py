@@ -208,8 +208,8 @@ class JobStore(ABC):
         """Return which of some blobs a namespace has."""
 
     @abstractmethod
-    def held_bytes(self, namespace: str, *, besides: str = "") -> int:
-        """Return the total size in bytes of a namespace's blobs, besides the one with the given SHA-256."""
+    def held_bytes(self, namespace: str, *, besides: Collection[str] = ()) -> int:
+        """Return the total size in bytes of a namespace's blobs, besides those with the given SHA-256s."""
 
     @abstractmethod
     def release(self, sha256: str) -> None:

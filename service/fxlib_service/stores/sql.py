@@ -310,9 +310,9 @@ class SqlJobStore(JobStore):
             return _held(db, namespace, sha256s)
 
     @override
-    def held_bytes(self, namespace: str, *, besides: str = "") -> int:
+    def held_bytes(self, namespace: str, *, besides: Collection[str] = ()) -> int:
         table = schema.holdings
-        counted = sa.and_(table.c.namespace == namespace, table.c.sha256 != besides)
+        counted = sa.and_(table.c.namespace == namespace, table.c.sha256.not_in(besides))
         with self._reading() as db:
             total = db.execute(sa.select(sa.func.sum(table.c.size)).where(counted)).scalar()
         return int(total or 0)

@@ -110,6 +110,26 @@ def test_a_layer_takes_what_was_written_to_the_result_of_the_one_before(write: C
     assert relative_error(graph_runs(rewrite)(x), model(x)) < 0.02
 
 
+@pytest.mark.parametrize("write", [lambda h: h.add_(1), lambda h: h[:, :32].zero_(), _opaque])
+@torch.no_grad()
+def test_so_it_does_behind_a_relu_with_memory_of_its_own(write: Callable[[Tensor], object]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.relu(self.first(x))
+            write(h)
+            return self.last(h)
+
+    model, x = Net().eval(), rows(2, 64)
+    rewrite = recipes.apply(
+        fxlib.capture(model, wrap=[_opaque]), recipes.from_passes([("bfloat16", {"least_weights": 1})])
+    )
+    assert relative_error(graph_runs(rewrite)(x), model(x)) < 0.02
+
+
 @torch.no_grad()
 def test_a_layer_in_a_block_of_autocast_gives_that_block_s_dtype() -> None:
     class Net(nn.Module):

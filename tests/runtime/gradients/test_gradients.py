@@ -144,6 +144,22 @@ def test_a_push_leaves_later_backwards_of_earlier_forwards_their_push() -> None:
     assert pushed() == ["a [3.0, 3.0]", "b [1.0, 1.0]", "a [6.0, 6.0]", "b [2.0, 2.0]"]
 
 
+@pytest.mark.filterwarnings("ignore:.*sends the gradients of 2 forwards:fxlib.errors.FxlibWarning")
+def test_graphs_that_the_program_keeps_leave_nothing_on_the_tape() -> None:
+    module = two_reads()
+    losses = []
+    for _ in range(5):
+        losses.append(module(ROWS).sum())
+        losses[-1].backward(retain_graph=True)
+        push_gradients(module)
+        assert len(module._fxlib.tape) == 0
+    pushed()
+    for loss in reversed(losses[:2]):
+        loss.backward()
+    push_gradients(module)  # forward by forward, whichever backward came first
+    assert pushed() == ["a [3.0, 3.0]", "b [1.0, 1.0]"] * 2
+
+
 @pytest.mark.parametrize("end", [push_gradients, drop_gradients])
 def test_each_backward_of_one_forward_has_its_own_push(end: Callable[[CapturedModule], None]) -> None:
     module = two_reads()

@@ -103,6 +103,11 @@ def test_the_order_in_which_a_setup_s_rows_were_made_does_not_count() -> None:
     assert digests_of(rows) == digests_of(dict(reversed(rows.items())))
 
 
+def test_keys_that_are_objects_of_the_setup_are_the_same_behind_each_setup() -> None:
+    assert digests_of({Opaque(): torch.ones(2)}) == digests_of({Opaque(): torch.ones(2)})
+    assert digests_of({Opaque(): torch.ones(2)}) != digests_of({Opaque(): torch.zeros(2)})
+
+
 @pytest.mark.parametrize("opaque", [Opaque(), np.array([Opaque()], dtype=object), {3}])
 def test_state_of_no_known_class_is_unknown_beside_what_is_known(opaque: object) -> None:
     known, found = digests_of([torch.ones(2)]), digests_of([torch.ones(2), opaque])

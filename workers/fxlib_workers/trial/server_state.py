@@ -6,6 +6,7 @@ the objects behind RRefs. All of it is reset to one seed before each arm.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from fxlib_workers.trial.replay.server import ReplayedObject
 
 UNKNOWN = "not told by its setup"
 """The digest of a server whose setup does not return its state, and of what is returned in no known class."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_SETUP = "state of its setup"
 _DIGESTED = (torch.Tensor, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 """The classes whose values `digest` tells apart: a tensor by its bits, others by their text."""
@@ -221,7 +223,8 @@ def _digests_of_setup(returned: object) -> dict[str, str]:
     """
     if not isinstance(returned, (nn.Module, Mapping, list, tuple, torch.Tensor)):
         return {_OF_SETUP: UNKNOWN}
-    found = [(path, _digest_of_leaf(leaf)) for path, leaf in leaves(returned, is_leaf=_is_module)]
+    # A key that is an object of the setup's is told by its class: its address is another one after each setup.
+    found = [(_ADDRESS.sub("", path), _digest_of_leaf(leaf)) for path, leaf in leaves(returned, is_leaf=_is_module)]
     known = sorted(each for each in found if each[1] != UNKNOWN)
     return {_OF_SETUP: digest(known), **({f"other {_OF_SETUP}": UNKNOWN} if len(known) < len(found) else {})}
 

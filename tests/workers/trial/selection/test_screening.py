@@ -247,6 +247,13 @@ def test_a_candidate_that_differs_within_the_bound_runs_twice() -> None:
     assert cluster.steps["a"] == 6
 
 
+def test_a_candidate_beyond_the_bound_runs_once() -> None:
+    cluster = FakeCluster(digests={"a": "other"}, errors={"loss": 5e-1})
+    with pytest.raises(TrialError):
+        screen(cluster, tolerant("a"))
+    assert cluster.steps["a"] == 3
+
+
 FAST, SLOW = (
     CompiledPart(first="conv", nodes=2, backend="x==1"),
     CompiledPart(first="add", nodes=1, backend="x==1", compiled=False, why="it is slow"),
@@ -309,7 +316,7 @@ def test_a_candidate_that_differs_only_in_its_second_run_is_caught() -> None:
 
 def test_the_differences_of_both_runs_count_where_one_is_no_end() -> None:
     check = BitwiseCheck(Runs([GOOD], [changed(0, loss="x"), changed(0, loss="x", output="y")]))
-    assert check.difference("candidate", until_found=False) == {(0, "loss"), (0, "output")}
+    assert check.difference("candidate", lambda _: None) == {(0, "loss"), (0, "output")}
 
 
 def test_what_the_original_does_not_reproduce_is_excluded_and_named() -> None:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from fxlib.reasons import Reason
@@ -78,16 +79,26 @@ class BitwiseCheck:
         """The names of the values that could not be compared, since the original does not reproduce them."""
         return _names(self._excluded)
 
-    def difference(self, candidate: str, *, until_found: bool = True) -> frozenset[_Difference]:
-        """Run a candidate twice, or only once if it then differs and `until_found`, and return all differences."""
+    def difference(
+        self, candidate: str, judge: Callable[[frozenset[_Difference]], object] | None = None
+    ) -> frozenset[_Difference]:
+        """Run a candidate twice, and return all differences.
+
+        Args:
+            candidate: its name.
+            judge: a function that is called with the differences after each run, and may raise; without one, a run that
+                differs is the last.
+        """
         differing = set[_Difference]()
         for _ in range(_CANDIDATE_RUNS):
             found = _differences(self._reference, self._run(candidate)) - self._excluded - differing
             for _ in range(_ORIGINAL_RERUNS if found else 0):
                 self._excluded |= _differences(self._reference, self._run(ORIGINAL))
             differing = (differing | found) - self._excluded
-            if differing and until_found:
+            if differing and judge is None:
                 break
+            if differing and judge is not None:
+                judge(frozenset(differing))
         return frozenset(differing)
 
 
@@ -195,7 +206,7 @@ class Screening:
         self.cluster.load_candidate(name, candidate.graph, candidate.values, report.pipeline, report.stale)
         self._settle_parts(name)
         is_bitwise = report.preserves == "bitwise"
-        difference = check.difference(name, until_found=is_bitwise)
+        difference = check.difference(name, None if is_bitwise else partial(self._error, name))
         if difference and is_bitwise:
             excused = self._explained_by_alignment(name)
             if {what for _, what in difference} <= excused:  # the next run may differ in something else
