@@ -361,9 +361,9 @@ class Pipeline(Generic[B]):
     def _close(self, used: Mapping[ModuleAhead, Iterable[_Pulled[B]]]) -> None:
         """Leave nothing in flight, and count what the loop took."""
         if self._unknown is not None and not self._knows_some:
-            told = f"{type(self._unknown).__name__}: {self._unknown}"
+            error = f"{type(self._unknown).__name__}: {self._unknown}"
             warnings.warn(
-                f"nothing was fetched ahead: inputs= raised for each batch, {told}", FxlibWarning, stacklevel=3
+                f"nothing was fetched ahead: inputs= raised for each batch, {error}", FxlibWarning, stacklevel=3
             )
             self._unknown = None
         for ahead, pulled in used.items():
