@@ -224,8 +224,7 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
     also: tuple[FunctionType, ...] = ()
     drawn = 0
     for _ in range(_ATTEMPTS):
-        # Finalizers are not part of the forward, and new stand-ins are found at once.
-        with _frozen_again(), collector_paused():
+        with collector_paused():  # finalizers are not part of the forward, and new stand-ins are found at once
             recorder = Recorder(model, also)
             try:
                 captured = attempt(recorder)
@@ -255,18 +254,6 @@ def _seen_whole(model: Model, attempt: Callable[[Recorder], CapturedModule]) -> 
         where=source.of_definition(also[-1] if also else getattr(type(model), "forward", model)),
         hint="Make what calls it a leaf with wrap=.",
     )
-
-
-@contextmanager
-def _frozen_again() -> Iterator[None]:
-    """Freeze all objects behind a block, as `gc.freeze` does, if some were frozen before: a recorder ends that."""
-    was_frozen = gc.get_freeze_count() > 0
-    try:
-        yield
-    finally:
-        if was_frozen:
-            gc.collect()  # what the block leaves behind would be kept for good
-            gc.freeze()
 
 
 @contextmanager

@@ -113,8 +113,8 @@ class Record:
     def begin(self) -> None:
         """Note which tensors stand for parameters and buffers now; under export, these are stand-ins.
 
-        Objects that `gc.freeze` has set aside are made visible again until the capture ends: the garbage collector does
-        not tell what they refer to.
+        Objects that `gc.freeze` has set aside are made visible again, and stay so: the garbage collector does not tell
+        what they refer to, and to freeze again what is there behind a capture would keep its garbage for good.
         """
         gc.unfreeze()
         tables = [table for each in self.modules.values() for table in (each._parameters, each._buffers)]

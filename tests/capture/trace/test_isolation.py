@@ -1,10 +1,9 @@
 """A capture leaves nothing behind, is seen by its own thread alone, and needs no RPC group."""
 
-import gc
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +44,6 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     assert state_of_everything() == before
     assert not intercept.is_capturing()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_objects_that_were_frozen_are_frozen_again(request: pytest.FixtureRequest, *, fails: bool) -> None:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if not fails or x.sum() > 0 else x
-
-    request.addfinalizer(gc.unfreeze)
-    gc.freeze()
-    with pytest.raises(CaptureError) if fails else nullcontext():
-        fxlib.capture(forward)
-    assert gc.get_freeze_count() > 0
-    gc.unfreeze()
-    with pytest.raises(CaptureError) if fails else nullcontext():
-        fxlib.capture(forward)
-    assert gc.get_freeze_count() == 0
 
 
 def calls(x: torch.Tensor) -> Any:
