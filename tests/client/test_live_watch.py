@@ -218,7 +218,7 @@ def trained(seed: int, *, canary: float, pipelined: bool) -> tuple[dict[str, tor
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     batches = [torch.randn(2, 4) for _ in range(60)]
     losses = []
-    with simulated(seed) as world, mock.patch("fxlib.pipeline.request._SETTLE_S", 0.0):
+    with simulated(seed) as world, mock.patch("fxlib.pipeline.module_ahead.SETTLE_S", 0.0):
         watch = StepWatch(
             module,
             original=original.__copy__(),
