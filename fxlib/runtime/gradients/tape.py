@@ -26,12 +26,12 @@ _FEW_FORWARDS = 4
 """Number of forwards below which it is not worth looking for dead ones."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
     """The pushes of one forward, in program order, and the backward that may still bring gradients for them."""
 
     number: int
-    """The number of forwards before it."""
+    """The place of the forward among those on the tape so far, counted from 1."""
     pushes: Sequence[Push]
     backward: weakref.ref[Backward]
 
