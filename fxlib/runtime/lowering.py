@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.backends import BACKENDS, Backend, installed
 from fxlib.runtime.lookups import are_rows, lookup_of
+from fxlib.runtime.submodules import TABLES
 
 T = TypeVar("T")
 
@@ -41,7 +42,6 @@ _SHAPES: Final = 8
 """The number of kinds of inputs for which a part is compiled; for others it runs as it is."""
 _COMPILING_S: Final = 900.0
 """Time limit of a compiler, in seconds; one that takes longer is left to itself."""
-_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def backend_of(node: Node) -> Backend | None:
@@ -156,7 +156,7 @@ def over(module: GraphModule, graph: Graph) -> GraphModule:
     Of the other one's plain tensors that the graph reads, it has those of now: `WeightAssumptions` notice another one.
     """
     made = GraphModule(nn.Module(), Graph(), type(module).__name__)
-    for table in _TABLES:
+    for table in TABLES:
         made.__dict__[table] = module.__dict__[table]
     constants = {str(node.target) for node in graph.find_nodes(op="get_attr")} & module.__dict__.keys()
     made.__dict__.update({name: module.__dict__[name] for name in constants})

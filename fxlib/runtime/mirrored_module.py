@@ -9,8 +9,7 @@ from torch.fx import GraphModule
 from typing_extensions import override
 
 from fxlib.runtime.module_state import Mirror, ModuleState
-
-_TABLES = ("_parameters", "_modules", "_buffers")
+from fxlib.runtime.submodules import TABLES
 
 
 class MirroredModule(GraphModule):
@@ -114,4 +113,4 @@ def _has_tables(module: nn.Module) -> bool:
 
 def _is_part(module: nn.Module, name: str) -> bool:
     """Return whether a module has a parameter, buffer or module of this name."""
-    return any(name in module.__dict__[table] for table in _TABLES)
+    return any(name in module.__dict__[table] for table in TABLES)

@@ -44,7 +44,7 @@ from fxlib.runtime.ops.calls import is_issue, is_wait
 from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.ops.timeline import current_recording
-from fxlib.runtime.submodules import local_modules, remote_modules
+from fxlib.runtime.submodules import TABLES, local_modules, remote_modules
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients
 
@@ -188,7 +188,7 @@ class CapturedModule(MirroredModule):
     @override
     def __getattr__(self, name: str) -> Any:
         own = self.__dict__
-        for table in _TABLES:  # faster than torch's own lookup, as generated code asks for each attribute
+        for table in TABLES:  # faster than torch's own lookup, as generated code asks for each attribute
             if table in own and name in own[table]:
                 return own[table][name]
         try:
@@ -400,7 +400,6 @@ for _each in (
     ForwardContext.__init__,
 ):
     skip(_each.__code__)
-_TABLES = ("_parameters", "_modules", "_buffers")
 
 
 def outdated(module: nn.Module) -> str:

@@ -28,10 +28,9 @@ from fxlib.runtime.guards.folded_weights import WeightAssumptions, sources_of
 from fxlib.runtime.lowering import LoweredProgram
 from fxlib.runtime.own_code import CheckedProgram
 from fxlib.runtime.quantized_program import QuantizedProgram
-from fxlib.runtime.submodules import SubmoduleCache
+from fxlib.runtime.submodules import TABLES, SubmoduleCache
 
 _NEVER = object()
-_TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
@@ -113,9 +112,9 @@ class Mirror:
     def note(self) -> None:
         """Note the original's present tables and its flag as seen."""
         self._training = self.original.__dict__.get("training")
-        self._tables = [self.original.__dict__[table] for table in _TABLES]
+        self._tables = [self.original.__dict__[table] for table in TABLES]
         self._versions = list(map(dict_version, self._tables))
-        self._seen = {table: dict(now) for table, now in zip(_TABLES, self._tables, strict=True)}
+        self._seen = {table: dict(now) for table, now in zip(TABLES, self._tables, strict=True)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mirror:
         copied = Mirror.__new__(Mirror)
@@ -134,7 +133,7 @@ def constants_of(graph: Graph) -> tuple[str, ...]:
 
 def share_state(root: nn.Module, module: nn.Module, constants: Iterable[str]) -> None:
     """Give `module` the state of `root` as `root` has it: same objects, order, persistence, `constants` and hooks."""
-    for table in _TABLES:
+    for table in TABLES:
         own, theirs = module.__dict__[table], root.__dict__[table]
         plain = {name: value for name, value in own.items() if name not in theirs and name in root.__dict__}
         extra = {name: value for name, value in own.items() if name not in theirs and name not in plain}

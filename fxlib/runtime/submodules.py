@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,8 @@ from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.fx import Graph, GraphModule
 
 T = TypeVar("T")
+TABLES: Final = ("_parameters", "_modules", "_buffers")
+"""The names of the tables in which an `nn.Module` keeps its parts."""
 _READING = frozenset({"get_attr", "call_module"})
 _TORCHS_CALL = nn.Module.__call__
 _TORCHS_IMPLEMENTATION = nn.Module._call_impl

@@ -42,6 +42,13 @@ def scheduled(function: Callable[..., torch.Tensor]) -> CapturedModule:
     return found
 
 
+def leave_after_one_step(module: CapturedModule) -> None:
+    """Leave a loop, and a push of its first step in flight."""
+    for x in fxlib.pipeline(batches(), module, defer_pushes=True):
+        train(module, x)
+        break
+
+
 @fxlib.remote(writes="table")
 def push_that_fails(x: torch.Tensor, gradient: torch.Tensor) -> None:
     raise ValueError(f"refused {float(x[0, 0]):.0f}")
@@ -116,15 +123,9 @@ def test_the_last_pushes_of_a_loop_raise_at_its_end() -> None:
 
 def test_of_a_loop_that_is_left_a_failed_push_is_told_and_raised_by_the_next_pushes() -> None:
     module = scheduled(look_up_in_vain)
-
-    def first_step() -> None:
-        for x in fxlib.pipeline(batches(), module, defer_pushes=True):
-            train(module, x)
-            break
-
     with simulated(5):
         with pytest.warns(FxlibWarning, match="(?s)a push has failed that a loop left in flight.*refused 0"):
-            first_step()
+            leave_after_one_step(module)
         with pytest.raises(ValueError, match="refused 0"):
             fxlib.push_gradients(module)
         fxlib.push_gradients(module)
@@ -132,15 +133,9 @@ def test_of_a_loop_that_is_left_a_failed_push_is_told_and_raised_by_the_next_pus
 
 def test_a_loop_that_begins_with_a_failed_push_of_the_one_before_raises_it_and_leaves_nothing_open() -> None:
     module = scheduled(look_up_in_vain)
-
-    def first_step() -> None:
-        for x in fxlib.pipeline(batches(), module, defer_pushes=True):
-            train(module, x)
-            break
-
     with simulated(5):
         with pytest.warns(FxlibWarning, match="a push has failed"):
-            first_step()
+            leave_after_one_step(module)
         with pytest.raises(ValueError, match="refused 0"):
             run(fxlib.pipeline(batches(), module), lambda x: train(module, x))
         assert ahead_of(module)._loops == 0

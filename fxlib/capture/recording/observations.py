@@ -46,8 +46,8 @@ from fxlib.runtime.guards.capture_facts import (
     print_settings,
 )
 from fxlib.runtime.guards.dict_entries import Mark
+from fxlib.runtime.submodules import TABLES
 
-_TABLES = ("_parameters", "_buffers", "_modules")
 MACHINERY = frozenset(
     {"threading", "_thread", "queue", "_queue", "logging", "weakref", "_weakref", "concurrent", "socket", "_socket"}
     | {"io", "_io", "multiprocessing", "asyncio", "_asyncio", "warnings", "contextvars", "_contextvars"}
@@ -250,7 +250,7 @@ class Observations:
 
     def _missing(self, name: str, owner: Any) -> None:
         if is_a(owner, nn.Module):
-            tables = [attributes_of(owner).get(each, {}) for each in _TABLES]
+            tables = [attributes_of(owner).get(each, {}) for each in TABLES]
             holding = [table for table in tables if name in table]  # nn.Module ensures that it is at most one
             for table in holding or tables:
                 value = table.get(name, Mark.ABSENT)

@@ -95,9 +95,9 @@ class BitwiseCheck:
             for _ in range(_ORIGINAL_RERUNS if found else 0):
                 self._excluded |= _differences(self._reference, self._run(ORIGINAL))
             differing = (differing | found) - self._excluded
-            if differing and judge is None:
-                break
-            if differing and judge is not None:
+            if differing:
+                if judge is None:
+                    break
                 judge(frozenset(differing))
         return frozenset(differing)
 
