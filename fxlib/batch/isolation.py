@@ -10,33 +10,40 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed import rpc
 from torch.distributed.rpc import internal
 from typing_extensions import override
 
 from fxlib.batch.autograd_context import in_autograd_context
+from fxlib.batch.known_rows import KnownRows
 
 Value = TypeVar("Value")
 _CONTAINERS = frozenset({tuple, list, dict, OrderedDict})
-_PLAIN = frozenset({str, int, float, bool, type(None), FunctionType})
+_PLAIN = frozenset(
+    {str, bytes, int, float, complex, bool, type(None), type, slice, FunctionType, BuiltinFunctionType}
+    | {torch.dtype, torch.device, torch.Size, rpc.WorkerInfo, rpc.PyRRef, rpc.RRef, internal.RemoteException}
+)
+"""Classes of values through which nobody sees what another one writes."""
 
 
 def isolated(values: Sequence[Value]) -> list[Value]:
-    """Return the values so that no two have memory, a list or a dict in common: what they would share is copied.
+    """Return the values so that no two have memory or a mutable object in common: what they would share is copied.
 
-    The function looks into tuples, lists and dicts. What a single value holds twice stays one object.
+    The function looks into tuples, lists and dicts. A value that holds an object of any other class is copied as if it
+    travelled once more. What a single value holds twice stays one object.
     """
-    if _nothing_twice(values):
+    if len(values) < 2 or _nothing_twice(values):
         return list(values)
     taken: dict[int, int] = {}
-    return [_Own(taken).of(value) for value in values]
+    return [_Own(taken).of(value if _is_seen_through(value) else _apart(value)) for value in values]
 
 
 def _nothing_twice(values: Sequence[object]) -> bool:
-    """Return whether it is plain that no memory, list or dict occurs twice, which is quickly seen for most messages."""
+    """Return whether it is plain that no memory and no object occurs twice, which is quickly seen for most messages."""
     met: set[int] = set()
     ahead: list[Any] = list(values)
     while ahead:
@@ -47,14 +54,34 @@ def _nothing_twice(values: Sequence[object]) -> bool:
             ahead.extend(value.values() if isinstance(value, dict) else value)
         elif kind is torch.Tensor and value.layout is torch.strided:
             key = value.untyped_storage()._cdata
-        elif kind in _PLAIN or not isinstance(value, torch.Tensor):
+        elif kind in _PLAIN:
             continue
+        elif kind is KnownRows:
+            key = id(value)
+            ahead.extend(value.tensors)
         else:
             return False
         if key in met:
             return False
         met.add(key)
     return True
+
+
+def _is_seen_through(value: object) -> bool:
+    """Return whether `_Own` looks into everything that a value holds."""
+    kind = type(value)
+    if kind in _CONTAINERS or _is_named_tuple(value):
+        held: Any = value
+        return all(map(_is_seen_through, held.values() if isinstance(value, dict) else held))
+    return kind in _PLAIN or isinstance(value, torch.Tensor)
+
+
+def _apart(value: Value) -> Value:
+    try:
+        sent: Value = as_sent(value)
+    except Exception:  # noqa: BLE001 - the message itself fails then
+        return value
+    return sent
 
 
 class _Own:

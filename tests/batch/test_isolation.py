@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.distributed import rpc
 
+from fxlib.batch import KnownRows
 from fxlib.batch.isolation import isolated
 
 Pair = namedtuple("Pair", "whole, part")  # noqa: PYI024 - as a server might return
@@ -36,3 +41,65 @@ def test_values_in_named_tuples_share_nothing() -> None:
     assert second.whole.tolist() == [0.0] * 4
     assert second.part.data_ptr() == second.whole[1:].data_ptr()
     assert type(second) is Pair
+
+
+@dataclass
+class Request:
+    """As a program sends keys."""
+
+    keys: Any
+
+
+class Held:
+    """As a server returns what it keeps; nobody looks into it."""
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(2)
+
+
+SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any], object], Callable[[Any], Any]]] = {
+    "a dataclass": (lambda: Request(torch.zeros(2)), lambda x: x.keys.add_(1), lambda x: x.keys.tolist()),
+    "an object": (Held, lambda x: x.rows.add_(1), lambda x: x.rows.tolist()),
+    "an array": (lambda: np.zeros(2), lambda x: np.add(x, 1, out=x), lambda x: x.tolist()),
+    "a set": (lambda: {0}, lambda x: x.add(1), sorted),
+    "bytes": (lambda: bytearray(2), lambda x: x.append(1), list),
+    "objects in a list": (lambda: [Held()], lambda x: x[0].rows.add_(1), lambda x: x[0].rows.tolist()),
+    "known rows": (lambda: KnownRows(rows=torch.zeros(2)), lambda x: x.rows.add_(1), lambda x: x.rows.tolist()),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_one_does_to_an_object_no_other_sees(name: str) -> None:
+    make, write, read = SHARED[name]
+    shared = make()
+    before = read(shared)
+    first, second = isolated([(shared,), (shared,)])
+    write(first[0])
+    assert read(second[0]) == before
+    assert type(second[0]) is type(shared)
+
+
+@pytest.mark.parametrize("object_first", [True, False])
+def test_an_object_does_not_share_its_tensor_with_the_bare_one(object_first: bool) -> None:
+    x = torch.zeros(2)
+    values: list[Any] = [Request(x), x] if object_first else [x, Request(x)]
+    found = isolated(values)
+    held = next(each for each in found if isinstance(each, Request))
+    bare = next(each for each in found if isinstance(each, torch.Tensor))
+    bare.add_(1)
+    assert torch.equal(held.keys + 1, bare)
+
+
+def test_what_an_object_holds_twice_stays_one() -> None:
+    x = torch.zeros(2)
+    first, _ = isolated([(Request(x), Request(x)), (Request(x),)])
+    first[0].keys.add_(1)
+    assert first[1].keys.tolist() == [1.0, 1.0]
+
+
+def test_what_nobody_can_write_to_stays_the_same_object() -> None:
+    handle = rpc.WorkerInfo
+    for each in (torch.float32, torch.Size([2]), handle, len, isolated, b"rows"):
+        first, second = isolated([[each], [each]])
+        assert first[0] is each
+        assert second[0] is each
