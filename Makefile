@@ -14,8 +14,8 @@ PYTEST := $(BIN)/python -m pytest -raR --reruns 1 --rerun-show-tracebacks --reru
 # in another one. That is before pytest-timeout's own limit, whose signal Python handles only where it goes on.
 PYTEST += -o faulthandler_timeout=280 -o faulthandler_exit_on_timeout=true
 # Tensors are small: threads would be in each other's way. Each process begins with its share of the tests, in their
-# order, so that most fixtures of a module are made once; who is done takes more.
-PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist worksteal
+# order, so that most fixtures of a module are made once; who is done takes more. A process that hung leaves servers behind.
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m tests.leave_nothing $(PYTEST) --dist worksteal
 # Tests start hundreds of processes: none should compile again what the first one did.
 unexport PYTHONDONTWRITEBYTECODE
 # What runs beside the tests says at its end, and at once, what it has to say: of what is right, the last line.

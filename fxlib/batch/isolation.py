@@ -39,7 +39,7 @@ def isolated(values: Sequence[Value]) -> list[Value]:
     if len(values) < 2 or _nothing_twice(values):
         return list(values)
     taken: dict[int, int] = {}
-    return [_Own(taken).of(value if _is_seen_through(value) else _apart(value)) for value in values]
+    return [_Own(taken).of(value if _is_seen_through(value) else _independent(value)) for value in values]
 
 
 def _nothing_twice(values: Sequence[object]) -> bool:
@@ -76,7 +76,7 @@ def _is_seen_through(value: object) -> bool:
     return kind in _PLAIN or isinstance(value, torch.Tensor)
 
 
-def _apart(value: Value) -> Value:
+def _independent(value: Value) -> Value:
     try:
         sent: Value = as_sent(value)
     except Exception:  # noqa: BLE001 - the message itself fails then
