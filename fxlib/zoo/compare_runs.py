@@ -68,8 +68,8 @@ def compare(before: Iterable[Row], after: Iterable[Row]) -> Comparison:
 
     A row is slower (or faster) if its interval lies below (above) that of the earlier run, and if its test still holds
     after Holm's correction for the number of rows that have figures in both runs. The test takes the logarithm of
-    1 + gain as normal, with the standard error that follows from its interval. A row that an earlier measurement
-    answered has nothing to compare.
+    1 + gain as normal, with the standard error that follows from its interval. Rows with the answer of the same jobs
+    have nothing to compare.
 
     Source: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6,
     1979.
@@ -79,7 +79,7 @@ def compare(before: Iterable[Row], after: Iterable[Row]) -> Comparison:
     figures = [
         (one, two)
         for one, two in both
-        if one.gain is not None and two.gain is not None and not (two.reused or two.job_ids == one.job_ids != ())
+        if one.gain is not None and two.gain is not None and not two.job_ids == one.job_ids != ()
     ]
     slower = holm([_p_lower(one, two) for one, two in figures])
     faster = holm([_p_lower(two, one) for one, two in figures])

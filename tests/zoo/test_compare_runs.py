@@ -1,6 +1,7 @@
 """Comparing two runs: a regression is one beyond chance, over all rows together."""
 
 import random
+from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
@@ -53,6 +54,11 @@ def test_new_gone_and_recovered_models_are_told_apart() -> None:
 
 def test_an_answer_that_both_runs_share_is_not_compared() -> None:
     assert compare([measured("a", 0.5, job="j")], [measured("a", 0.5, job="j")]).compared == 0
+
+
+def test_an_answer_that_was_taken_over_from_a_run_between_them_is_compared() -> None:
+    again = replace(measured("a", 0.1, job="k"), reused=True)
+    assert kinds([measured("a", 0.5, job="j")], [again]) == {"a": "slower"}
 
 
 def test_a_row_that_is_not_over_is_not_compared() -> None:
