@@ -122,6 +122,11 @@ def _run(options: argparse.Namespace, *, retry: bool = False) -> int:
     newest = runs.latest()
     if newest is None or not (retry or _goes_on(newest, options, names, [each.name for each in entries])):
         newest = runs.begin(str(manifest.path), names, fresh=options.fresh)
+    chosen, known = len(entries), frozenset(newest.names)
+    entries = tuple(each for each in entries if each.name in known)
+    warn(f"fxlib: run {newest.name} in {newest.folder}")
+    if left := chosen - len(entries):
+        warn(f"fxlib: {left} models are not in this run; fxlib zoo run measures them")
     count = options.max_parallel or (1 if _LOCAL.fullmatch(options.service) else 8)
     course = RunOptions(
         service=endpoint_of(options),
@@ -132,7 +137,6 @@ def _run(options: argparse.Namespace, *, retry: bool = False) -> int:
         fail_fast=options.fail_fast,
     )
     shown = _Lines(len(entries))
-    warn(f"fxlib: run {newest.name} in {newest.folder}")
     try:
         rows = run_zoo(newest, entries, runs.before(newest), course, shown.show)
     except KeyboardInterrupt as interrupt:

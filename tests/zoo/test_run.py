@@ -254,6 +254,19 @@ def test_retry_begins_again_with_failures_alone(tmp_path: Path, service: str, mo
     assert rows(path)["clicks"].attempt == 1
 
 
+def test_retry_leaves_models_that_the_run_does_not_have_to_the_next_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = manifest(tmp_path, of("raises"))
+    run(path, "127.0.0.1:9")
+    manifest(tmp_path, of("raises"), of("exits"))
+    with mock.patch.object(subprocess, "Popen", Forked):
+        assert main(["zoo", "retry", str(path), "--service", "127.0.0.1:9"]) == 1
+    assert "1 models are not in this run; fxlib zoo run measures them" in capsys.readouterr().err
+    assert {name: row.attempt for name, row in rows(path).items()} == {"raises": 2}
+    assert len(list((newest(path).folder / "rows").iterdir())) == 1
+
+
 def test_files_and_descriptions_of_workloads(tmp_path: Path, service: str) -> None:
     import fxlib
     from tests.zoo.models import bare
