@@ -115,7 +115,7 @@ class _Course:
             if known is not None and not again and row.state == "waiting" and (found := known.row(entry)) is not None:
                 self._take_over(entry, *found)
                 continue
-            pending.append((entry, row if row.asked == entry.digest and not again else self._anew(entry, row)))
+            pending.append((entry, row))
         with ThreadPoolExecutor(self._options.max_parallel, thread_name_prefix="fxlib-zoo") as pool:
             futures = [pool.submit(self._complete, entry, row) for entry, row in pending]
             try:
@@ -145,7 +145,21 @@ class _Course:
             self._run.write_report(entry.name, report)
         self._tell(replace(row, reused=True, expected=expected))
 
-    def _complete(self, entry: Entry, row: Row) -> None:
+    def _complete(self, entry: Entry, found: Row) -> None:
+        """Finish an entry whose row was `found`, unless another command in the run's folder does so meanwhile."""
+        try:
+            with self._run.locked(entry.name, lambda: self._check(_POLL_S)):
+                row = self._run.row(entry.name)
+                if row.over and row.asked == entry.digest and row != found:
+                    with self._telling:
+                        self._listener(row)
+                    return
+                goes_on = row.asked == entry.digest and not row.over
+                self._finish(entry, row if goes_on else self._anew(entry, row))
+        except _InterruptedError:
+            return
+
+    def _finish(self, entry: Entry, row: Row) -> None:
         start = time.monotonic()
         deadline = start + entry.deadline_s
         try:
@@ -155,8 +169,6 @@ class _Course:
                 row = self._ask(entry, row, deadline)
             if row.state == "asked":
                 row = self._followed(entry, row, deadline) or _failed(row, "SERVICE", "the service forgot the job")
-        except _InterruptedError:
-            return
         except RemoteError as error:
             row = _failed(row, "SERVICE", str(error))
         failed = row.state == "failed"

@@ -5,14 +5,16 @@ A file appears whole or not at all, so a run that was interrupted in any way con
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar, get_args, get_type_hints
+from typing import IO, Any, Final, Literal, Self, TypeVar, get_args, get_type_hints
 
 from fxlib.errors import FxlibError
 from fxlib.serialization.files import write_whole
@@ -246,6 +248,29 @@ class Run:
         """Return the path of the file with the output of an entry's capture."""
         return self._file("logs", name, "txt")
 
+    @contextlib.contextmanager
+    def locked(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
+        """Keep others that finish this run, here or in another process, from an entry while the block runs.
+
+        Args:
+            name: the entry's name.
+            wait: a function that is called again and again while others keep the entry from this thread; an exception
+                of it ends the wait.
+
+        Raises:
+            RunError: the lock's file cannot be made.
+        """
+        path = self._file("locks", name, "lock")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            file = path.open("ab")
+        except OSError as error:
+            raise RunError(error.strerror or str(error), where=str(path)) from error
+        with file:
+            while _is_held(file):
+                wait()
+            yield
+
     @property
     def over(self) -> bool:
         """Whether all rows have an answer or a failure."""
@@ -337,6 +362,17 @@ class Runs:
     def before(self, run: Run) -> list[Run]:
         """Return the runs before this one, the newest first."""
         return [each for each in reversed(list(self)) if _order(each.name) < _order(run.name)]
+
+
+def _is_held(file: IO[bytes]) -> bool:
+    """Return whether others hold the lock on a file; if not, it is the caller's until the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system has no locks
+        return False
+    return False
 
 
 def _order(name: str) -> tuple[str, int]:

@@ -6,8 +6,10 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -21,11 +23,13 @@ from torch.fx import GraphModule
 
 from fxlib import connect
 from fxlib.cli import main
+from fxlib.client import Endpoint
 from fxlib.reasons import Reason
 from fxlib.spec.report import Decision, Estimate, Report
 from fxlib.v1 import workers_pb2
-from fxlib.zoo import Row, Run, Runs
+from fxlib.zoo import Entry, Row, Run, Runs, run_zoo, runs
 from fxlib.zoo.report import write_site
+from fxlib.zoo.run_zoo import RunOptions
 from tests.service.disks import MAY_MOUNT, small_disk
 from tests.shared.forked import Module, forks
 from tests.shared.real_service import Answer, adopt, real_service, scripted_worker
@@ -50,6 +54,7 @@ PROGRAM = """
 import signal, subprocess, sys
 from unittest import mock
 from fxlib.cli import main
+from fxlib.client import Endpoint
 from tests.zoo.test_run import Forked
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -265,6 +270,43 @@ def test_retry_leaves_models_that_the_run_does_not_have_to_the_next_one(
     assert "1 models are not in this run; fxlib zoo run measures them" in capsys.readouterr().err
     assert {name: row.attempt for name, row in rows(path).items()} == {"raises": 2}
     assert len(list((newest(path).folder / "rows").iterdir())) == 1
+
+
+def test_a_model_that_another_command_measures_is_waited_for_and_not_measured_twice(tmp_path: Path) -> None:
+    zoo = Runs(tmp_path).begin("zoo.toml", ["a"])
+    entries = [Entry(name="a", source="factory", target="m:a")]
+    options = RunOptions(service=Endpoint(address="127.0.0.1:9"))
+    begun, waiting, asked = threading.Event(), threading.Event(), []
+
+    class Model:
+        """A model's process that ends once another command waits for it."""
+
+        def __init__(self, question: dict[str, Any], log: Path) -> None:
+            asked.append(question)
+
+        def answer(self, limit: float, check: Callable[[], None]) -> dict[str, Any]:
+            begun.set()
+            assert waiting.wait(60)
+            return {"report": {"decision": "keep_original", "reason": "NO_REMOTE_CALLS", "explanation": "x"}}
+
+    def is_held(file: IO[bytes], found: Callable[[IO[bytes]], bool] = runs._is_held) -> bool:
+        held = found(file)
+        if held:
+            waiting.set()
+        return held
+
+    told = list[Row]()
+    with (
+        mock.patch.object(run_zoo, "_ModelProcess", Model),
+        mock.patch.object(runs, "_is_held", is_held),
+        ThreadPoolExecutor(1) as thread,
+    ):
+        first = thread.submit(run_zoo.run_zoo, zoo, entries, [], options, lambda _: None)
+        assert begun.wait(60)
+        second = run_zoo.run_zoo(zoo, entries, [], options, told.append)
+    assert first.result() == second == told == zoo.rows()
+    assert [row.state for row in second] == ["done"]
+    assert len(asked) == 1
 
 
 def test_files_and_descriptions_of_workloads(tmp_path: Path, service: str) -> None:
