@@ -41,10 +41,19 @@ def save(module: GraphModule, path: str | os.PathLike[str], *, weights: bool = T
         WireError: something in the graph cannot be written; the message names the node and the field.
         OSError: the file cannot be written.
     """
+    write_whole(Path(path), contents(module, weights=weights))
+
+
+def contents(module: GraphModule, *, weights: bool = True) -> tuple[bytes, ...]:
+    """Return the bytes of a module's file, in parts.
+
+    Raises:
+        WireError: something in the graph cannot be written; the message names the node and the field.
+    """
     encoded = wire.encode(module, weights=weights)
     graph = wire.serialize(encoded.graph)
     head = MARK + len(graph).to_bytes(_LENGTH_BYTES, "little")
-    write_whole(Path(path), (head, graph, *(encoded.blobs[blob.sha256] for blob in wire.values_of(encoded.graph))))
+    return (head, graph, *(encoded.blobs[blob.sha256] for blob in wire.values_of(encoded.graph)))
 
 
 def write_whole(target: Path, parts: Iterable[bytes]) -> None:

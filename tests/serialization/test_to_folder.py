@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path as Path_
 from typing import Any, NamedTuple
 
@@ -16,6 +19,7 @@ from torch.fx import Graph, GraphModule
 
 import fxlib
 from fxlib.errors import WireError
+from fxlib.serialization import files
 from tests.client.models import Clicks
 from tests.shared.forked import printed
 
@@ -220,6 +224,52 @@ def test_what_no_package_can_hold_is_named(tmp_path: Path_) -> None:
     graph_of_it.output(graph_of_it.get_attr("rows"))
     with pytest.raises(WireError, match="tensor 'rows': a package cannot hold a Tensor"):
         fxlib.to_folder(GraphModule(quantized, graph_of_it), tmp_path / "quantized")
+
+
+def test_a_package_of_which_not_all_is_written_is_none(tmp_path: Path_, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, whole = list[str](), files.write_whole
+    folder = tmp_path / "half_a_package"
+
+    def full_at(name: str) -> None:
+        def write(target: Path_, parts: Iterable[bytes]) -> None:
+            if target.name == name:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written.append(target.name)
+            whole(target, parts)
+
+        monkeypatch.setattr(files, "write_whole", write)
+
+    def model(weight: float) -> nn.Module:
+        made = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(made.weight, weight)
+        return made
+
+    full_at("")
+    fxlib.to_folder(model(1.0), folder)
+    assert written[-1] == "__init__.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in tuple(written):
+        full_at(name)
+        with pytest.raises(OSError, match="No space"):
+            fxlib.to_folder(model(2.0), folder)
+        with pytest.raises(AttributeError):
+            _ = importlib.import_module(folder.name).Linear
+        del sys.modules[folder.name]
+    full_at("")
+    fxlib.to_folder(model(2.0), folder)
+    importlib.invalidate_caches()
+    assert importlib.import_module(folder.name).Linear().weight.item() == 2.0
+
+
+def test_a_package_stays_if_no_other_can_be_made_of_the_module(tmp_path: Path_) -> None:
+    fxlib.to_folder(nn.Linear(1, 1), tmp_path / "kept")
+    before = {each.name: each.read_bytes() for each in (tmp_path / "kept").iterdir()}
+    hooked = nn.Sequential(nn.Linear(2, 2))
+    graph = fxlib.capture(hooked)
+    hooked[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(WireError):
+        fxlib.to_folder(graph, tmp_path / "kept")
+    assert {each.name: each.read_bytes() for each in (tmp_path / "kept").iterdir()} == before
 
 
 class Sides(NamedTuple):

@@ -9,7 +9,7 @@ import builtins
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pprint import pformat
@@ -112,7 +112,8 @@ def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None =
 
     Args:
         model: a module, captured or not, a graph of torch.fx, or an exported program.
-        path: a folder, which is created if it does not exist. Files of an earlier package are replaced.
+        path: a folder, which is created if it does not exist. Files of an earlier package are replaced; if not all can
+            be written, the folder is no package.
         inputs: arguments of one call, as for `fxlib.capture`, to export a model that cannot be traced.
 
     Raises:
@@ -130,15 +131,16 @@ def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None =
     operators = {str(node.target) for node in module.graph.nodes if int8.is_operator(node.target)}
     uses = sorted({*(key for key, value in generated.globals.items() if _is_ours(value)), *operators})
     code = generated.src[generated.src.index("def forward(") :].strip()
-    written: dict[str, bytes] = {}
+    written: dict[str, Sequence[bytes]] = {}
     if uses:
-        written["__init__.py"] = _WITH_FXLIB.format(name=name, uses=", ".join(uses)).encode()
-        written["module.py"] = f"# {name}: for people to read; __init__.py loads module.fxg.\n{code}\n".encode()
+        init = _WITH_FXLIB.format(name=name, uses=", ".join(uses))
+        written["module.py"] = [f"# {name}: for people to read; __init__.py loads module.fxg.\n{code}\n".encode()]
+        written["module.fxg"] = files.contents(module)
     else:
         contents = Contents.of(module)
         imports = [*_names(generated.globals), *_imports(contents.classes)]
-        written["__init__.py"] = _INIT.format(name=name, needs=_needs(contents)).encode()
-        written["module.py"] = _MODULE.format(
+        init = _INIT.format(name=name, needs=_needs(contents))
+        source = _MODULE.format(
             name=name,
             imports="\n".join(imports),
             parts="\n".join(f"    {each!r}: {part}," for each, part in sorted(contents.parts.items())),
@@ -151,18 +153,18 @@ def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None =
             training=module.training,
             setup="".join(f"        {line}\n" for line in _setup(module)),
             code="".join(f"    {line}\n" if line else "\n" for line in code.splitlines()).rstrip(),
-        ).encode()
-        written["parts.py"] = Path(parts.__file__).read_bytes()
-        written["weights.safetensors"] = save(contents.values)
+        )
+        written["module.py"] = [source.encode()]
+        written["parts.py"] = [Path(parts.__file__).read_bytes()]
+        written["weights.safetensors"] = [save(contents.values)]
         if _guarded(module):
             for file, home in (("guards.py", export_guards), ("value_conditions.py", value_conditions)):
                 source = Path(str(home.__file__)).read_text().replace("from fxlib.runtime.guards.", "from .")
-                written[file] = source.encode()
+                written[file] = [source.encode()]
     folder.mkdir(parents=True, exist_ok=True)
-    if uses:
-        files.save(module, folder / "module.fxg")
-    for each, data in written.items():
-        files.write_whole(folder / each, [data])
+    (folder / "__init__.py").unlink(missing_ok=True)  # nobody imports a package of which only some files are written
+    for each, data in {**written, "__init__.py": [init.encode()]}.items():
+        files.write_whole(folder / each, data)
 
 
 def _class_name(module: GraphModule, used: Mapping[str, Any]) -> str:
