@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path as Path_
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,6 +159,32 @@ def test_names_and_tensors_of_any_kind_make_a_package(tmp_path: Path_) -> None:
     assert ran.returncode == 0, ran.stderr
     assert torch.equal(load_file(tmp_path / "odd.out")["y"], model(x))
     assert torch.equal(load_file(tmp_path / "nameless.out")["y"], x.sin())
+
+
+def called(name: str, base: type[nn.Module]) -> nn.Module:
+    kind: type[nn.Module] = type(name, (base,), {})
+    return kind()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [nn.Tanh, Clicks])
+def test_a_class_may_be_called_as_something_in_the_package_is(
+    tmp_path: Path_, base: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def package(name: str) -> ModuleType:
+        folder = tmp_path / f"{base.__name__}_{name}"
+        fxlib.to_folder(fxlib.capture(called(name, base)), folder)
+        return importlib.import_module(folder.name)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    plain = package("Plain")
+    code = plain if base is Clicks else importlib.import_module(f"{plain.__name__}.module")
+    names = {name for name in vars(code) if not name.startswith("__")} - {"Plain"}
+    assert names & {"Path", "_PARTS"}
+    for name in names:
+        made = package(name)
+        assert made.__all__ == [f"{name}_"]
+        assert isinstance(getattr(made, f"{name}_")(), nn.Module)
 
 
 class Tracks(nn.Module):

@@ -101,6 +101,10 @@ def {name}():
 __all__ = ["{name}"]
 '''
 
+_MODULES = ("torch", "fxlib", "pytree", "module", "parts", "guards", "value_conditions")
+_DEFINED = ("Path", "_pathlib", "_parts", "_PARTS", "_SAME", "_TENSORS", "_STRIDES", "_MISSING", "_COMPLEX", "_TRACKED")
+"""Names that the templates define."""
+
 
 def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None = None) -> None:
     """Write a module as a Python package: its code as torch.fx writes it, its weights as safetensors, and no pickle.
@@ -170,7 +174,7 @@ def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None =
 def _class_name(module: GraphModule, used: Mapping[str, Any]) -> str:
     """Return a name for the class of the package that nothing else in it has."""
     name = as_name(type(module).__name__)
-    while name in used or name in ("torch", "module", "parts", "guards", "pytree") or hasattr(builtins, name):
+    while name in used or name in (*_MODULES, *_DEFINED) or hasattr(builtins, name):
         name += "_"
     return name
 
