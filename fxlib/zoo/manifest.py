@@ -25,6 +25,7 @@ from fxlib.recipes import recipes
 from fxlib.spec.job import TrialOptions
 from fxlib.spec.labels import problems_of, show_labels
 from fxlib.utils.text import did_you_mean
+from fxlib.zoo.workload_table import KEYS, workload_of
 
 _TRIAL: Final = TrialOptions()
 
@@ -67,9 +68,17 @@ _VARIED: Final = ("recipe", "threads", "where")
 _BATCH_SIZE: Final = "batch_size"
 """The setting that a matrix may also vary for a file or an entry point, if the workload is a table."""
 
-_KINDS: Final = {str: "text", int: "a number", float: "a number", list: "a list", dict: "a table"}
+_KINDS: Final = {
+    str: "text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
 
 MOST_ENTRIES: Final = 10_000
+_MOST_MEMORY_GIB: Final = 1 << 20
 
 
 class ManifestError(FxlibError):
@@ -383,11 +392,17 @@ class _Reader:
 
     def _check_choices(self, entry: Entry, index: int) -> None:
         """Check everything that needs no import: recipe, passes, numbers, expectation."""
+        for each in entry.passes:
+            if not (isinstance(each, str) or (isinstance(each, list) and list(map(type, each)) == [str, dict])):
+                hint = 'Write "name", or ["name", { option = 1 }].'
+                raise self.error(f"{each!r} is no pass", key="passes", index=index, hint=hint)
         try:
             recipes.from_passes(entry.steps) if entry.passes else recipes.get(entry.recipe)
-        except (PassError, IndexError, TypeError, KeyError) as error:
+        except PassError as error:
             key = "passes" if entry.passes else "recipe"
             raise self.error(str(error), key=key, index=index) from error
+        if isinstance(entry.workload, Mapping):
+            self._check_workload(entry.workload, index)
         if entry.expect and entry.expect not in EXPECTATIONS:
             hint = (
                 did_you_mean(entry.expect, EXPECTATIONS) or "Write adopt, keep_original, measured, failed, or a reason."
@@ -396,6 +411,8 @@ class _Reader:
         for key in ("deadline_s", "capture_s", "memory_gib"):
             if not getattr(entry, key) > 0:
                 raise self.error(f"{key} is positive", key=key, index=index)
+        if entry.memory_gib > _MOST_MEMORY_GIB:
+            raise self.error(f"memory_gib is at most {_MOST_MEMORY_GIB}", key="memory_gib", index=index)
         try:
             _ = entry.trial
         except FxlibError as error:
@@ -409,11 +426,19 @@ class _Reader:
         if threads is not None and not (isinstance(threads, int) and threads > 0):
             raise self.error(f"threads is a whole number above zero, not {threads!r}", key="threads", index=index)
 
+    def _check_workload(self, table: Mapping[str, Any], index: int) -> None:
+        self._check(table, KEYS, "workload", index)
+        try:
+            workload_of(table)
+        except FxlibError as error:
+            key = next((each for each in reversed(error.where.split(".")) if each in table), "workload")
+            raise self.error(str(error), key=key, index=index) from error
+
     def _check(self, given: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], table: str, index: int) -> None:
         for key, value in given.items():
             if key not in known:
                 raise self._unknown(key, known, table=table, index=index)
-            if not isinstance(value, known[key]) or isinstance(value, bool):
+            if not isinstance(value, known[key]) or (isinstance(value, bool) and bool not in known[key]):
                 wanted = " or ".join(dict.fromkeys(_KINDS[each] for each in known[key]))
                 raise self.error(f"{key} is {wanted}, not {value!r}", key=key, index=index)
         self._check_labels(given, index)

@@ -40,7 +40,6 @@ _NO_DEVICE: Final = re.compile(
     r"|on a CUDA device but|CUDA unknown error|invalid device ordinal"
 )
 """Phrases with which torch says that a device is missing."""
-_FORM: Final = "Write sizes, a dtype and the range of integers: 8x3x224x224, 8x12:int64<30000."
 
 
 class _FailedError(Exception):
@@ -208,6 +207,7 @@ def _called(name: str, arguments: Mapping[str, Any]) -> Any:
 def _workload(entry: Entry) -> Any:
     from fxlib.errors import FxlibError
     from fxlib.spec.workload import Workload
+    from fxlib.zoo.workload_table import workload_of
 
     given = entry.workload
     if not given:
@@ -219,42 +219,10 @@ def _workload(entry: Entry) -> Any:
         if not isinstance(made, Workload):
             raise _FailedError("WORKLOAD", f"{given} returned {type(made).__name__}, and no Workload")
         return made
-    step = dict(given)
-    inputs = [_tensors(each) for each in step.pop("inputs", [])]
-    kwargs = {name: _tensors(each) for name, each in step.pop("kwargs", {}).items()}
-    target = step.pop("target", None)
     try:
-        return Workload(batches=_described(inputs, kwargs, target, step.pop("count", 4)), **step)
-    except (TypeError, FxlibError) as error:
+        return workload_of(given)
+    except FxlibError as error:
         raise _FailedError("WORKLOAD", str(error)) from error
-
-
-def _described(inputs: list[Any], kwargs: Mapping[str, Any], target: str | None, count: int) -> Any:
-    from fxlib.spec.inputs import BatchSpec
-
-    return BatchSpec(
-        inputs=tuple(inputs), kwargs=kwargs, target=None if target is None else _tensors(target), count=count
-    )
-
-
-def _tensors(text: str) -> Any:
-    """Read `SIZES[:DTYPE[<HIGH]]`, the description of one tensor."""
-    import torch
-
-    from fxlib.spec.inputs import Tensors
-
-    shape, _, rest = str(text).partition(":")
-    name, _, high = rest.partition("<")
-    dtype = getattr(torch, name or "float32", None)
-    if not isinstance(dtype, torch.dtype):
-        raise _FailedError("WORKLOAD", f"{text!r} is no tensor. {_FORM}")
-    try:
-        sizes = tuple(int(each) for each in shape.split("x")) if shape else ()
-        if high or not (dtype.is_floating_point or dtype.is_complex):
-            return Tensors(shape=sizes, dtype=dtype, low=0, high=int(high) if high else 2)
-    except ValueError as error:
-        raise _FailedError("WORKLOAD", f"{text!r} is no tensor. {_FORM}") from error
-    return Tensors(shape=sizes, dtype=dtype)
 
 
 def _raised(error: Exception) -> dict[str, Any]:

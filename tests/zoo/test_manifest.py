@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from fxlib.spec.inputs import BatchSpec, Tensors
 from fxlib.zoo import Manifest, ManifestError, read_manifest
+from fxlib.zoo.workload_table import workload_of
 
 HUGE = ", ".join(f"a{n} = [1, 2]" for n in range(40))
 
@@ -50,6 +53,7 @@ def test_a_glob_makes_an_entry_for_each_file_beside_the_manifest(tmp_path: Path)
     assert [each.target for each in entries] == [str(tmp_path / "a.fxg"), str(tmp_path / "b.fxg")]
 
 
+TABLE = '[[model]]\nfactory = "m:f"\nworkload'
 STEP = 'workload = {inputs = ["8x3"]}'
 TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
 
@@ -62,7 +66,17 @@ TWICE = '[[model]]\nfactory = "n:f"\nmatrix = {a = [1]}\n'
         ('[[model]]\nfactory = "m:f"\n[[model]]\nfactory = "m:g"\nbudget = 1\n', 5, "Did you mean budget_s?"),
         ('[[model]]\nfactory = "m:f"\nrecipe = "inferense"\n', 3, "inferense"),
         ('[[model]]\nfactory = "m:f"\npasses = [["dead_code", {a = 1}]]\n', 3, "dead_code"),
-        ('[[model]]\nfactory = "m:f"\npasses = [3]\n', 3, ""),
+        ('[[model]]\nfactory = "m:f"\npasses = [3]\n', 3, "3 is no pass"),
+        ('[[model]]\nfactory = "m:f"\npasses = [["dead_code", 5]]\n', 3, "['dead_code', 5] is no pass. Write"),
+        ('[[model]]\nfactory = "m:f"\npasses = ["dead_code", ["fold_norms", "x"]]\n', 3, "is no pass. Write"),
+        ('[[model]]\nfactory = "m:f"\nmemory_gib = 1e12\n', 3, "memory_gib is at most 1048576"),
+        (f'{TABLE} = {{inputs = ["8x3"], moed = "forward"}}\n', 3, "[workload] has no key 'moed'. Did you mean mode?"),
+        (f'{TABLE} = {{inputs = "8x3"}}\n', 3, "inputs is a list, not '8x3'"),
+        (f'{TABLE} = {{inputs = ["8x3"], evaluation = 1}}\n', 3, "evaluation is true or false, not 1"),
+        (f'{TABLE} = {{inputs = ["8x3:flaot32"]}}\n', 3, "'8x3:flaot32' is no tensor. Write sizes, a dtype"),
+        (f'{TABLE} = {{inputs = ["2xfour"]}}\n', 3, "'2xfour' is no tensor"),
+        (f'{TABLE}.inputs = ["8"]\nworkload.mode = "backward"\n', 4, "unknown mode 'backward'"),
+        (f'{TABLE} = {{inputs = ["8"], count = 0}}\n', 3, "0 is not in 1 to 4096"),
         ('[[model]]\nfactory = "m:f"\nargs = {day = 2026-01-01}\n', 3, "a date or a time is no value here"),
         ('[[model]]\nfactory = "m"\n', 2, "'m' is not of the form pkg.mod:function"),
         ('[[model]]\nname = "a"\n', 1, "a model has one source; this one has none of factory, file, entry_point"),
@@ -109,6 +123,17 @@ def test_what_is_wrong_is_named_with_its_line_and_what_it_might_have_meant(
     where = f"{tmp_path / 'zoo.toml'}" + ("" if line is None else f":{line}")
     assert str(raised.value).startswith(where + ":")
     assert told in str(raised.value)
+
+
+def test_a_table_makes_the_workload_that_it_describes() -> None:
+    table = {"inputs": ["8x12:int64<30000"], "kwargs": {"mask": "8"}, "target": 8, "loss": "mse", "evaluation": True}
+    made = workload_of(table)
+    assert made.spec == BatchSpec(
+        inputs=(Tensors(shape=(8, 12), dtype=torch.int64, low=0, high=30_000),),
+        kwargs={"mask": Tensors(shape=(8,), dtype=torch.float32)},
+        target=Tensors(shape=(8,), dtype=torch.float32),
+    )
+    assert (made.loss, [each.name for each in made.variants]) == ("mse", ["evaluation"])
 
 
 @pytest.mark.parametrize("source", ['file = "*.fxg"', 'entry_point = "ranker"'])
