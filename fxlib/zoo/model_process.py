@@ -6,14 +6,12 @@ that it is given. A model's crash, its hang and its imports affect only this pro
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
 import random
 import re
 import resource
-import signal
 import sys
 import time
 import traceback
@@ -30,7 +28,6 @@ from fxlib.zoo.source_files import Observer
 if TYPE_CHECKING:
     from fxlib.zoo.manifest import Entry
 
-_PR_SET_PDEATHSIG: Final = 1
 ENTRY_POINTS: Final = "fxlib.models"
 """The group of entry points in which a package offers its models."""
 
@@ -53,8 +50,6 @@ class _FailedError(Exception):
 def main() -> int:
     """Do the task on standard input, and write the outcome."""
     asked = json.loads(sys.stdin.buffer.read())
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing else ends it once the run is killed
     answers = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
     here = os.getpid()
 

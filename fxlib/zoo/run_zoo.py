@@ -25,6 +25,7 @@ from fxlib.reasons import Reason
 from fxlib.spec.job import Job
 from fxlib.spec.labels import show_labels
 from fxlib.spec.report import Estimate, plain
+from fxlib.zoo import reaper
 from fxlib.zoo.manifest import Entry
 from fxlib.zoo.pooling import pooled
 from fxlib.zoo.runs import Replica, Row, Run, RunError
@@ -33,6 +34,8 @@ from fxlib.zoo.source_files import Dependencies, environment
 _POLL_S: Final = 0.1
 _END_S: Final = 2.0
 """Time limit for a process to end after its last message, in seconds."""
+_REAPED_S: Final = 10.0
+"""Time limit for it and all processes that it started to end once they are told to, in seconds."""
 _LONGEST_POLL_S: Final = 2.0
 _LONGEST_LINE: Final = 64 << 20
 _IDS: Final = uuid.UUID("8a0f6a52-3f0b-4a5e-9a55-7c8d2f6b1e11")
@@ -327,8 +330,11 @@ class _ModelProcess:
             raise RunError(error.strerror or str(error), where=str(self._log)) from error
         reading, writing = os.pipe()
         with log, os.fdopen(reading, "rb") as answers:
+            command = [sys.executable, "-P", "-m", "fxlib.zoo.model_process", str(writing)]
+            if sys.platform == "linux":
+                command = [sys.executable, "-I", "-S", reaper.__file__, str(writing), *command]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fxlib.zoo.model_process", str(writing)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -342,6 +348,9 @@ class _ModelProcess:
                     questions.write(self._asked)
                 return self._last(process, answers, limit, check)
             finally:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_REAPED_S)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -1,6 +1,7 @@
 """A zoo's models: one that calls a server, and some that do what a model should not."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -66,6 +67,11 @@ def answers_otherwise() -> None:
 def stops_answering() -> None:
     os.close(int(sys.argv[1]))
     time.sleep(1000)
+
+
+def leaves_a_daemon() -> tuple[nn.Module, Workload]:
+    print(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, flush=True)
+    return layer()
 
 
 def raises() -> None:

@@ -107,6 +107,9 @@ class Forked:
     def poll(self) -> int | None:
         return self._process.exitcode
 
+    def terminate(self) -> None:
+        self._process.terminate()
+
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
         if (status := self._process.exitcode) is None:
@@ -162,7 +165,10 @@ def test_hostile_models_are_rows_and_the_others_are_measured(tmp_path: Path, ser
 
 
 def test_nothing_of_a_hostile_model_is_left_running(tmp_path: Path, service: str) -> None:
-    run(manifest(tmp_path, of("hangs", "capture_s = 8")), service, start=subprocess.Popen)
+    models = [of("hangs", "capture_s = 8"), of("crashes"), of("leaves_a_daemon")]
+    _, found = run(manifest(tmp_path, *models), service, start=subprocess.Popen)
+    assert found["crashes"].explanation == "the process ended by SIGABRT while making the model"
+    assert not psutil.pid_exists(int(newest(tmp_path / "zoo.toml").log("leaves_a_daemon").read_text()))
     named = [
         each for each in psutil.process_iter(["cmdline"]) if "fxlib.zoo.model_process" in (each.info["cmdline"] or ())
     ]
@@ -177,9 +183,11 @@ def test_a_hanging_model_ends_with_a_run_that_is_killed(tmp_path: Path, service:
     while not any("hanging" in log.read_text() for log in tmp_path.glob("zoo.runs/*/logs/*")):
         assert time.monotonic() < limit
         time.sleep(0.05)
-    (model,) = psutil.Process(run.pid).children()
+    below = psutil.Process(run.pid).children(recursive=True)
+    assert len(below) == 2  # the model, and what reaps it
     run.end(signal.SIGKILL)
-    model.wait(60)
+    _, left = psutil.wait_procs(below, timeout=60)
+    assert left == []
 
 
 def test_a_failure_that_nobody_expected_ends_with_1(tmp_path: Path, service: str) -> None:
