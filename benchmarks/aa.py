@@ -38,6 +38,7 @@ from fxlib_workers.trial.cluster_run import ClusterRun
 from fxlib_workers.trial.nodes import connected
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.select import Selection, SuccessiveHalving
+from fxlib_workers.trial.selection.speed import Blocks
 from fxlib_workers.trial.trainer import EncodedProgram
 
 PAIRS: Final = 100
@@ -165,13 +166,13 @@ def real(runs: int, seconds: float, names: Sequence[Arm]) -> Row:
         for name in names:
             world.load_candidate(name, graph, {})
 
-        def run(arm: Arm, steps: int) -> float:
-            found: float = world.ask(world.trainers, "block", arm, steps, timeout_s=TIMEOUT_S)[0]
+        def run(arm: Arm, first: int, steps: int) -> float:
+            found: float = world.ask(world.trainers, "block", arm, first, steps, timeout_s=TIMEOUT_S)[0]
             return found
 
         for _ in range(runs):
             outcomes = CandidateOutcomes([Candidate(graph=graph, report=named(name)) for name in names])
-            race = Selection(run, outcomes, options, samples_per_step=16, deadline=time.monotonic() + seconds)
+            race = Selection(Blocks(run, [16]), outcomes, options, deadline=time.monotonic() + seconds)
             ranking, steps = race.choose() if len(names) > 1 else (names, None)
             adopted += race.confirm(ranking, steps)[1] is Reason.FASTER
     case: Case = {"noise": "this machine's", "seconds": seconds}

@@ -101,7 +101,7 @@ def race(worlds: Mapping[str, ClusterRun], rounds: int) -> dict[tuple[str, str],
         dice.shuffle(places)
         for arm, module in places:
             trainers = worlds[arm].trainers
-            block_s = worlds[arm].ask(trainers, "block", module, STEPS, timeout_s=TIMEOUT_S)[0]
+            block_s = worlds[arm].ask(trainers, "block", module, 0, STEPS, timeout_s=TIMEOUT_S)[0]
             if turn:  # the first warms up
                 seconds[arm, module].append(block_s / STEPS)
     return seconds

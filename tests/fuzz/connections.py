@@ -212,7 +212,7 @@ def _trial_answers() -> list[bytes]:
         "digest_step": {"output": "ab", "loss": "cd"},
         "errors": {"output": 0.5},
         "block": 0.25,
-        "samples_per_step": 64.0,
+        "samples": [64, 32],
         "time_parts": [part],
         "staleness": {0: 3, 1: 5},
         "timelines": [Timeline(spans=(span,), step_s=1.5)],

@@ -16,7 +16,15 @@ from fxlib.spec.report import PassReport, Report, Timeline
 from fxlib.spec.workload import MAIN
 from fxlib_workers.exchange import ORIGINAL, Arm, Candidate
 from fxlib_workers.trial.failures import LostCandidateError, TrialError
-from fxlib_workers.trial.run_trial import TrialRequest, TrialResult, reconciled, run_trial, shared_cores_note
+from fxlib_workers.trial.run_trial import (
+    TrialRequest,
+    TrialResult,
+    _recorded_steps,
+    reconciled,
+    run_trial,
+    shared_cores_note,
+)
+from fxlib_workers.trial.selection.speed import Round, Speed
 from fxlib_workers.trial.trainer import EncodedProgram
 from tests.workers.trial.selection.test_screening import FakeCluster
 from tests.workers.trial.selection.test_select import report_of
@@ -73,13 +81,13 @@ class MortalCluster(FakeCluster):
         pass
 
     def ask(self, _: object, method: str, *args: object, timeout_s: float) -> list[Any]:
-        return [{"samples_per_step": 1.0, "run_delay_share": 0.0, "instructions": self.instructions}[method]]
+        return [{"samples": [1.0], "run_delay_share": 0.0, "instructions": self.instructions}[method]]
 
     def ask_of(self, arm: Arm, processes: object, method: str, *args: Any, timeout_s: float) -> list[Any]:
         if self.deadly.get(arm) == method:
             raise LostCandidateError(arm, TrialError(Reason.TRIAL_DIED, "trainer0: Segmentation fault (signal 11)"))
         if method == "block":
-            steps, *threads = args
+            _, steps, *threads = args
             of_thread = self.one_thread if threads == [1] else 1.0
             return [steps * self.step_seconds[arm] * of_thread * random.uniform(0.99, 1.01)]
         if method == "timelines":
@@ -161,7 +169,7 @@ def test_a_number_of_threads_that_ends_the_processes_takes_nothing_from_what_was
     cluster: type[MortalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask_of(self: MortalCluster, arm: Arm, processes: object, method: str, *args: Any, timeout_s: float) -> Any:
-        if args[1:] == (1,):
+        if args[2:] == (1,):
             raise LostCandidateError(arm, TrialError(Reason.TRIAL_HUNG, "block"))
         return plain(self, arm, processes, method, *args, timeout_s=timeout_s)
 
@@ -170,6 +178,14 @@ def test_a_number_of_threads_that_ends_the_processes_takes_nothing_from_what_was
     (result,) = run("fast", threads=(1,)).values()
     assert (result.report.decision, len(cluster.made)) == ("adopt", 1)
     assert "made no progress within its time limit: block" in result.report.candidates[1].verdict
+
+
+@pytest.mark.parametrize("accumulation, pairs, steps", [(1, 12, 5), (2, 12, 4), (8, 12, 8), (1, 0, 1), (8, 0, 8)])
+def test_pushes_have_their_share_of_what_is_recorded(accumulation: int, pairs: int, steps: int) -> None:
+    speed = Speed(candidate="fast", confidence=0.95, steps=1)
+    for _ in range(pairs):
+        speed.add(Round(seconds={ORIGINAL: 0.02, "fast": 0.01}, samples=1))
+    assert _recorded_steps(speed, 60.0, accumulation) == steps
 
 
 NO_INT8 = "on a processor without instructions that add up products of 8-bit integers"

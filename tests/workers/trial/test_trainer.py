@@ -1,4 +1,4 @@
-"""A trainer tells of a thread that waits for a core, and how far a candidate's values are from the original's."""
+"""A trainer runs steps on its batches, tells of a thread that waits for a core, and how far values are from others."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import fxlib
+from fxlib import wire
+from fxlib.protocol import workload_to_proto
+from fxlib.spec.workload import Batch, Workload
+from fxlib_workers.exchange import ORIGINAL, Arm
 from fxlib_workers.trial.digests import digest
-from fxlib_workers.trial.trainer import ToleranceCheck, run_delay_s
+from fxlib_workers.trial.trainer import EncodedProgram, ToleranceCheck, Trainer, run_delay_s
+from fxlib_workers.trial.trial_process import ProcessConfig
 from tests.shared.forked import printed
 
 BESIDE_ANOTHER = """
@@ -76,3 +83,53 @@ def test_the_first_run_of_the_original_is_the_measure() -> None:
     near.keep(0, later, {name: digest(value) for name, value in later.items()})
     near.compare("candidate", 0, {"output": torch.tensor([1.0])})
     assert near.errors("candidate") == {"output": 0.0}
+
+
+def trainer_of(model: nn.Module, workload: Workload, monkeypatch: pytest.MonkeyPatch, rank: int = 0) -> Trainer:
+    """A trainer in this process, of a model that makes no calls."""
+    monkeypatch.setattr("fxlib_workers.trial.trainer.drain", lambda: None)
+    encoded, described = wire.encode(fxlib.capture(model)), workload_to_proto(workload)
+    program = EncodedProgram(
+        original=wire.serialize(encoded.graph),
+        workload=described.message.SerializeToString(),
+        blobs={**encoded.blobs, **described.blobs},
+    )
+    config = ProcessConfig(
+        name=f"trainer{rank}",
+        rank=rank,
+        world_size=workload.trainers,
+        interface="lo",
+        allowed_modules=(),
+        memory_bytes=1 << 34,
+        file_bytes=1 << 34,
+        threads=1,
+    )
+    made = Trainer(config)
+    made.switch_program(program)
+    made.load()
+    made.prepare()
+    return made
+
+
+PIPELINED = "pipelined"
+
+
+@pytest.mark.parametrize("arm", [ORIGINAL, PIPELINED])
+def test_a_block_runs_the_batches_of_its_steps(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [torch.full((1,), float(index)) for index in range(3)]
+    trainer = trainer_of(nn.ReLU(), Workload(batches=batches, mode="forward"), monkeypatch)
+    trainer.load_candidate(PIPELINED, trainer._program.original, {}, 1, 0)
+    ran: list[float] = []
+
+    def step(batch: Batch) -> None:
+        ran.append(float(batch.inputs[0]))
+
+    monkeypatch.setitem(trainer._steps, arm, step)
+    for first in (0, 2, 4):
+        trainer.block(arm, first, 2)
+    assert ran == [0, 1, 2, 0, 1, 2]
+
+
+def test_samples_are_those_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Workload(batches=[torch.ones(8, 2), torch.ones(3, 2)], mode="forward")
+    assert trainer_of(nn.ReLU(), workload, monkeypatch).samples() == [8, 3]

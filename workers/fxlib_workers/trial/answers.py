@@ -320,7 +320,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "load_candidate": _REQUIRED,
     "time_parts": Form(lambda parts: [asdict(each) for each in parts], _each(_read_part)),
     "leave_parts": _NOTHING,
-    "samples_per_step": Form(float, _amount),
+    "samples": Form(list, _each(_amount, least=1)),
     "reset": _NOTHING,
     "profile": Form(_write_profile, _read_profile),
     "digest_step": Form(dict, _by_name(_text)),

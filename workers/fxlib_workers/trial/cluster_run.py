@@ -162,7 +162,7 @@ class ClusterRun:
             CandidateError, TrialError, InterruptedTrialError: as for `ask_of`.
         """
         if self._reduces:
-            self.ask_of(ORIGINAL, self.trainers, "block", _STEPS_TO_SETTLE, timeout_s=_STEPS_TO_SETTLE * timeout_s)
+            self.ask_of(ORIGINAL, self.trainers, "block", 0, _STEPS_TO_SETTLE, timeout_s=_STEPS_TO_SETTLE * timeout_s)
 
     def switch_program(self, workload: Workload, program: EncodedProgram, profile: Profile | None) -> None:
         """Switch the trainers to another program on the same servers; `prepare` has to be called again.

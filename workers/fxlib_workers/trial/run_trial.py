@@ -26,7 +26,7 @@ from fxlib_workers.trial.nodes import Nodes
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.screening import Screening
 from fxlib_workers.trial.selection.select import Selection
-from fxlib_workers.trial.selection.speed import Speed, measure
+from fxlib_workers.trial.selection.speed import Blocks, RunBlock, Speed, measure
 from fxlib_workers.trial.trainer import MOST_LEAD, EncodedProgram
 
 _LOG: Final = logs.Log(__name__)
@@ -48,7 +48,7 @@ _RECORDED_STEPS: Final = 5
 """The largest number of steps of an arm that are recorded as timelines."""
 
 _RECORDING_SHARE: Final = 0.05
-"""The share of the budget that recording may take in addition to the budget and to one step of each arm."""
+"""The share of the budget that recording may take in addition to the budget and to one update by each arm."""
 
 _MUCH_EXPOSED: Final = 0.1
 """The share of a step from which on a call's exposed time is given a reason."""
@@ -322,7 +322,7 @@ class _Trial:
         allowed_s = 2 * limit_s + _PROFILE_SLACK * seconds + _PROBES_S
         try:
             # A step that hangs is found here, within the time limit of one step.
-            cluster.ask_of(ORIGINAL, cluster.step_trainers, "block", 1, timeout_s=limit_s)
+            cluster.ask_of(ORIGINAL, cluster.step_trainers, "block", 0, 1, timeout_s=limit_s)
             profile, *_ = cluster.ask(
                 cluster.step_trainers, "profile", seconds, timeout_s=allowed_s, reason=Reason.ORIGINAL_FAILS
             )
@@ -368,13 +368,12 @@ class _Trial:
     def _selection(self, cluster: ClusterRun, deadline: float) -> Selection:
         limit_s, expected_s = self._options.step_timeout_s, 0.0
         cluster.reset(limit_s)
-        (samples,) = cluster.ask(cluster.trainers[:1], "samples_per_step", timeout_s=limit_s)
         begin = time.monotonic()
 
-        def run_block(arm: Arm, steps: int) -> float:
+        def run_block(arm: Arm, first: int, steps: int) -> float:
             nonlocal expected_s
-            allowed_s = limit_s + _BLOCK_SLACK * expected_s
-            longest_s: float = max(cluster.ask_of(arm, cluster.trainers, "block", steps, timeout_s=allowed_s))
+            allowed_s = limit_s * self.request.workload.accumulation + _BLOCK_SLACK * expected_s
+            longest_s: float = max(cluster.ask_of(arm, cluster.trainers, "block", first, steps, timeout_s=allowed_s))
             expected_s = max(expected_s, 2 * longest_s)  # the next block may have twice the steps
             return longest_s
 
@@ -383,14 +382,18 @@ class _Trial:
             self._report_progress(phase, line, min(1.0, spent))
 
         return Selection(
-            run_block,
+            self._blocks(cluster, run_block),
             self._outcomes,
             self._options,
-            samples_per_step=samples * len(cluster.trainers),
             deadline=deadline,
             recover=lambda: cluster.reset(limit_s),
             progress=progress,
         )
+
+    def _blocks(self, cluster: ClusterRun, run_block: RunBlock) -> Blocks:
+        limit_s, trainers = self._options.step_timeout_s, len(cluster.trainers)
+        (samples,) = cluster.ask(cluster.trainers[:1], "samples", timeout_s=limit_s)
+        return Blocks(run_block, [trainers * each for each in samples], self.request.workload.accumulation)
 
     def _with_threads(self, cluster: ClusterRun, report: Report, speed: Speed, deadline: float) -> Report:
         """Try the returned program with other numbers of threads, and report the outcome.
@@ -401,6 +404,7 @@ class _Trial:
         arm = speed.candidate if report.decision == "adopt" else ORIGINAL
         usual, limit_s = self.request.workload.threads, self._options.step_timeout_s
         compile_s = 2 * sum(each.compile_s for each in report.parts if each.compiled and arm != ORIGINAL)
+        allowed_s = limit_s * self.request.workload.accumulation + compile_s + _BLOCK_SLACK
         rows, notes = list[CandidateReport](), list[str]()
         for threads in self.request.threads:
             name = f"{arm}, {_in_words(threads)}"
@@ -409,16 +413,14 @@ class _Trial:
                 continue
             self._report_progress("qps", f"running {name!r}")
 
-            def run_block(each: Arm, steps: int, threads: int = threads) -> float:
-                of = 0 if each == ORIGINAL else threads
-                allowed_s = limit_s + compile_s + _BLOCK_SLACK
-                longest_s: float = max(cluster.ask_of(arm, cluster.trainers, "block", steps, of, timeout_s=allowed_s))
+            def run_block(each: Arm, first: int, steps: int, threads: int = threads) -> float:
+                of = first, steps, 0 if each == ORIGINAL else threads
+                longest_s: float = max(cluster.ask_of(arm, cluster.trainers, "block", *of, timeout_s=allowed_s))
                 return longest_s
 
             try:
-                found, verdict = measure(
-                    run_block, self._options, candidate=name, deadline=deadline, samples_per_step=speed.samples_per_step
-                )
+                blocks = self._blocks(cluster, run_block)
+                found, verdict = measure(blocks, self._options, candidate=name, deadline=deadline)
             except TrialError as error:
                 rows.append(CandidateReport(name=name, verdict=str(error)))
                 break
@@ -433,7 +435,7 @@ class _Trial:
         return replace(report, candidates=(*report.candidates, *rows), notes=(*report.notes, *notes))
 
     def _timelines(self, cluster: ClusterRun, speed: Speed) -> tuple[list[Timeline], list[Timeline]]:
-        steps = _recorded_steps(speed, self._options.budget_s)
+        steps = _recorded_steps(speed, self._options.budget_s, self.request.workload.accumulation)
         limit_s = self._options.step_timeout_s * (steps + MOST_LEAD + 1)
         original, candidate = (
             cluster.ask_of(arm, cluster.step_trainers, "timelines", steps, timeout_s=limit_s)[0]
@@ -446,12 +448,16 @@ def _changed_by(report: Report) -> set[str]:
     return {each.name for each in report.passes if each.changes}
 
 
-def _recorded_steps(speed: Speed, budget_s: float) -> int:
-    """Return how many steps of each arm to record: few if they take long, or were never measured."""
+def _recorded_steps(speed: Speed, budget_s: float, accumulation: int) -> int:
+    """Return how many steps of each arm to record: few if they take long, or were never measured.
+
+    They are a multiple of the steps for each update, so that pushes have their share.
+    """
     if not speed.pairs:
-        return 1
+        return accumulation
     both_s = sum(sum(seconds) for seconds in speed.seconds.values()) / (speed.pairs * speed.steps)
-    return max(1, min(_RECORDED_STEPS, int(_RECORDING_SHARE * budget_s / both_s)))
+    most = min(_RECORDED_STEPS, int(_RECORDING_SHARE * budget_s / both_s))
+    return accumulation * max(1, most // accumulation)
 
 
 def _with_timelines(report: Report, before: Sequence[Timeline], after: Sequence[Timeline]) -> Report:

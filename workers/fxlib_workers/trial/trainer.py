@@ -295,9 +295,9 @@ class Trainer(TrialProcess):
         """Run parts of a candidate uncompiled, given the names of their first nodes."""
         leave_parts(self._modules[arm], first)
 
-    def samples_per_step(self) -> float:
-        """Return the mean number of samples in a batch."""
-        return sum(map(samples_in, self._batches)) / len(self._batches)
+    def samples(self) -> list[int]:
+        """Return the number of samples in each batch."""
+        return [samples_in(each) for each in self._batches]
 
     @returns_exceptions
     def reset(self) -> None:
@@ -352,7 +352,7 @@ class Trainer(TrialProcess):
 
     def _digest_step(self, arm: Arm, index: int, *, numeric: bool = False) -> StepDigests:
         if self._depths.get(arm):
-            batch = self._pulled(arm, InTurn)
+            batch = self._pulled(arm, InTurn, index)
         else:
             batch = copy_of(self._batches[index % len(self._batches)])
         before = {name: digest(value) for name, value in batch.named.items()}
@@ -376,23 +376,27 @@ class Trainer(TrialProcess):
         return {**digests, **self._on_servers(result)}
 
     @returns_exceptions
-    def block(self, arm: Arm, steps: int, threads: int = 0) -> float:
+    def block(self, arm: Arm, first: int, steps: int, threads: int = 0) -> float:
         """Run steps one after another; return their seconds, which include draining pending calls.
 
-        `threads` is the number of threads of torch's operators in that time; 0 for the workload's.
+        Args:
+            arm: the arm.
+            first: the index of the first step, which decides on the batches.
+            steps: the number of steps.
+            threads: the number of threads of torch's operators in that time; 0 for the workload's.
         """
         usual = torch.get_num_threads()
         torch.set_num_threads(threads or usual)
         try:
-            return self._block(arm, steps)
+            return self._block(arm, first, steps)
         finally:
             torch.set_num_threads(usual)
 
-    def _block(self, arm: Arm, steps: int) -> float:
+    def _block(self, arm: Arm, first: int, steps: int) -> float:
         step, start, delay_s = self._steps[arm], time.perf_counter(), run_delay_s()
         pipelined = self._depths.get(arm)
-        for index in range(steps):
-            step(self._pulled(arm, MeasuredChoice) if pipelined else self._input(index))
+        for index in range(first, first + steps):
+            step(self._pulled(arm, MeasuredChoice, index) if pipelined else self._input(index))
         self._end_loops()
         drain()
         seconds = time.perf_counter() - start
@@ -429,9 +433,9 @@ class Trainer(TrialProcess):
         lead = min(self._depths[arm], MOST_LEAD)
         moments = []
         with record() as recording:
-            for _ in range(lead + steps + 1):
+            for index in range(lead + steps + 1):
                 moments.append(recording.now_s)
-                self._steps[arm](self._pulled(arm, MeasuredChoice))
+                self._steps[arm](self._pulled(arm, MeasuredChoice, index))
             moments.append(recording.now_s)
         self._end_loops()
         drain()
@@ -447,11 +451,11 @@ class Trainer(TrialProcess):
         batch = self._batches[index % len(self._batches)]
         return copy_of(batch) if self._writes_inputs else batch
 
-    def _pulled(self, arm: Arm, choice: type[MeasuredChoice | InTurn]) -> Batch:
-        """Return the next batch of an arm's pipeline, which stays open until `_end_loops`."""
+    def _pulled(self, arm: Arm, choice: type[MeasuredChoice | InTurn], index: int) -> Batch:
+        """Return the batch of a step from an arm's pipeline, which begins there, and stays open until `_end_loops`."""
         if arm not in self._loops:
             bound, depth = self._bound[arm], self._depths[arm]
-            batches = (copy_of(self._batches[index % len(self._batches)]) for index in itertools.count())
+            batches = (copy_of(self._batches[index % len(self._batches)]) for index in itertools.count(index))
             trainers = self._workload.trainers
             made = pipeline(
                 batches,

@@ -67,7 +67,7 @@ def traces(made: ClusterRun, arm: str, steps: int = 3) -> Sequence[StepDigests]:
 
 
 def seconds(made: ClusterRun, arm: str, steps: int = 10) -> float:
-    return float(made.ask(made.trainers, "block", arm, steps, timeout_s=100)[0])
+    return float(made.ask(made.trainers, "block", arm, 0, steps, timeout_s=100)[0])
 
 
 class Attached(nn.Module):
@@ -197,10 +197,10 @@ def test_trainers_that_share_a_replayed_server_wait_for_each_other_there(nodes: 
     with cluster(nodes, Weighed(), workload(trainers=2), profile, candidate=scheduled) as made:
         before = traces(made, ORIGINAL)
         assert before == traces(made, CANDIDATE)
-        together_s = min(made.ask(made.trainers, "block", CANDIDATE, 5, timeout_s=100))
+        together_s = min(made.ask(made.trainers, "block", CANDIDATE, 0, 5, timeout_s=100))
 
         def alone_s() -> float:
-            return float(made.ask(made.trainers[:1], "block", CANDIDATE, 5, timeout_s=100)[0])
+            return float(made.ask(made.trainers[:1], "block", CANDIDATE, 0, 5, timeout_s=100)[0])
 
         # Overlapped, the calls to one server are most of a step.
         assert undisturbed(alone_s, lambda took_s: together_s > 1.3 * took_s) < together_s / 1.3

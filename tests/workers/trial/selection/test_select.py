@@ -16,7 +16,7 @@ from fxlib_workers.exchange import ORIGINAL, Arm, Candidate
 from fxlib_workers.trial.failures import CandidateError, TrialError
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
 from fxlib_workers.trial.selection.select import Selection, SuccessiveHalving
-from fxlib_workers.trial.selection.speed import Speed
+from fxlib_workers.trial.selection.speed import Blocks, Speed
 from tests.workers.clock import Clock, shown_to
 
 
@@ -31,11 +31,13 @@ class Machine:
         self.failing = failing or {}
         self.rng = np.random.default_rng(0)
         self.asked: list[Arm] = []
+        self.begun: list[int] = []
         self.recovered = 0
         self.clock = Clock()
 
-    def __call__(self, arm: Arm, steps: int) -> float:
+    def __call__(self, arm: Arm, first: int, steps: int) -> float:
         self.asked.append(arm)
+        self.begun.append(first)
         self.clock.now_s += 0.001
         if self.asked.count(arm) > self.failing.get(arm, 10**9):
             raise CandidateError(arm, Reason.CANDIDATE_FAILS, "IndexError: no")
@@ -55,10 +57,9 @@ def report_of(name: Arm) -> Report:
 
 def select(machine: Machine, made: CandidateOutcomes, budget_s: float = 60.0, **options: float) -> tuple[Speed, Reason]:
     selection = Selection(
-        machine,
+        Blocks(machine, [10]),
         made,
         TrialOptions(**options),  # type: ignore[arg-type]
-        samples_per_step=10,
         deadline=budget_s,
         recover=machine.recover,
         rng=random.Random(1),
@@ -96,6 +97,15 @@ def test_only_fresh_blocks_count() -> None:
     assert set(fresh) == {ORIGINAL, "a"}
     assert len(speed.seconds["a"]) == len(speed.seconds[ORIGINAL]) == speed.pairs
     assert machine.asked.count("a") > speed.pairs
+
+
+def test_blocks_go_on_in_the_batches_from_the_choice_to_the_confirmation() -> None:
+    machine = Machine({"a": 0.5, "b": 0.1})
+    speed, _ = select(machine, outcomes("a", "b"))
+    begun = list(dict.fromkeys(machine.begun))
+    assert begun == sorted(begun)
+    assert machine.begun.count(begun[-1]) == 2
+    assert begun[-1] > speed.pairs * speed.steps
 
 
 def test_a_single_candidate_is_measured_without_choosing() -> None:
@@ -144,10 +154,10 @@ def test_three_candidates_that_are_the_original_are_adopted_no_more_often_than_t
         """So many blocks, and no verdict."""
 
     class Short(Machine):
-        def __call__(self, arm: Arm, steps: int) -> float:
+        def __call__(self, arm: Arm, first: int, steps: int) -> float:
             if len(self.asked) > 160:
                 raise EnoughError
-            return super().__call__(arm, steps)
+            return super().__call__(arm, first, steps)
 
     adopted = 0
     for seed in range(60):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from fxlib.reasons import Reason
 from fxlib.spec.job import TrialOptions
 from fxlib_workers.exchange import Arm
-from fxlib_workers.trial.selection.speed import Speed, measure
+from fxlib_workers.trial.selection.speed import Blocks, Speed, measure
 from tests.workers.clock import Clock, shown_to
 
 
@@ -26,7 +27,7 @@ class Machine:
         self.asked: list[tuple[Arm, int]] = []
         self.clock = Clock()
 
-    def __call__(self, arm: Arm, steps: int) -> float:
+    def __call__(self, arm: Arm, _: int, steps: int) -> float:
         self.asked.append((arm, steps))
         self.clock.now_s += 0.001
         return steps * self.step_s[arm] * math.exp(self.noise * self.rng.standard_normal())
@@ -35,11 +36,10 @@ class Machine:
 def run(machine: Machine, budget_s: float = 60.0, **options: float) -> tuple[Speed, Reason]:
     with shown_to(machine.clock, "fxlib_workers.trial.selection.speed"):
         return measure(
-            machine,
+            Blocks(machine, [10]),
             TrialOptions(**options),  # type: ignore[arg-type]
             candidate="candidate",
             deadline=budget_s,
-            samples_per_step=10,
             rng=random.Random(1),
         )
 
@@ -107,11 +107,60 @@ def test_rare_stalls_of_the_candidate_count() -> None:
     class Stalling(Machine):
         turns = itertools.count()
 
-        def __call__(self, arm: Arm, steps: int) -> float:
-            seconds = super().__call__(arm, steps)
+        def __call__(self, arm: Arm, first: int, steps: int) -> float:
+            seconds = super().__call__(arm, first, steps)
             return 20 * seconds if arm == "candidate" and next(self.turns) % 10 == 9 else seconds
 
     assert run(Stalling(gain=0.3), budget_s=0.5)[1] is not Reason.FASTER
+
+
+class Steps:
+    """Steps whose seconds depend on the batch, by an arm's list of them, on a clock that they move."""
+
+    def __init__(self, **seconds: Sequence[float]) -> None:
+        self.seconds = seconds
+        self.clock = Clock()
+        self.ran: list[tuple[Arm, range]] = []
+
+    def __call__(self, arm: Arm, first: int, steps: int) -> float:
+        self.ran.append((arm, range(first, first + steps)))
+        seconds = sum(self.seconds[arm][index % len(self.seconds[arm])] for index in self.ran[-1][1])
+        self.clock.now_s += seconds
+        return seconds
+
+
+def of_steps(made: Steps, samples: Sequence[int], accumulation: int = 1) -> tuple[Speed, Reason]:
+    blocks, options = Blocks(made, samples, accumulation), TrialOptions()
+    with shown_to(made.clock, "fxlib_workers.trial.selection.speed"):
+        return measure(blocks, options, candidate="candidate", deadline=60.0, rng=random.Random(1))
+
+
+def test_a_pair_runs_the_same_batches_and_the_next_one_goes_on_behind_them() -> None:
+    made = Steps(original=[0.06], candidate=[0.05])
+    speed, _ = of_steps(made, [1])
+    assert speed.steps > 1
+    for place in range(0, len(made.ran), 2):
+        (one, ran), (other, the_same) = made.ran[place : place + 2]
+        assert ({one, other}, ran) == ({"original", "candidate"}, the_same)
+        assert ran.start == (made.ran[place - 1][1].stop if place else 0)
+
+
+def test_a_candidate_that_is_slower_on_another_batch_than_the_first_is_measured_on_all() -> None:
+    speed, verdict = of_steps(Steps(original=[0.2, 0.3], candidate=[0.15, 0.6]), [8, 800])
+    assert verdict is not Reason.FASTER
+    assert speed.steps == 1
+    assert speed.qps("original").value == pytest.approx(808 / 0.5, rel=0.05)
+    assert speed.qps("candidate").value == pytest.approx(808 / 0.75, rel=0.05)
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.02, 0.5])
+def test_blocks_have_the_share_of_updates_that_training_has(step_s: float) -> None:
+    in_four = [step_s, step_s, step_s, 2 * step_s]
+    made = Steps(original=in_four, candidate=[step_s] * 4)
+    speed, verdict = of_steps(made, [1], accumulation=4)
+    assert {len(steps) % 4 for _, steps in made.ran} == {0}
+    assert verdict is Reason.FASTER
+    assert speed.gain.value == pytest.approx(0.25, abs=0.01)
 
 
 @pytest.mark.slow

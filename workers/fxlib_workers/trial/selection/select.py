@@ -26,7 +26,7 @@ from fxlib.spec.report import Estimate
 from fxlib_workers.exchange import ORIGINAL, Arm
 from fxlib_workers.trial.failures import CandidateError
 from fxlib_workers.trial.selection.outcomes import CandidateOutcomes
-from fxlib_workers.trial.selection.speed import RunBlock, Speed, measure, steps_per_block
+from fxlib_workers.trial.selection.speed import Blocks, Speed, measure
 
 _FIRST_RUNG: Final = 6
 LEAST_ROUNDS: Final = 3
@@ -113,10 +113,9 @@ class Selection:
     """Runs blocks of the original and of the remaining candidates.
 
     Args:
-        run: the function that runs a block; it raises CandidateError if a candidate fails.
+        blocks: the blocks of all arms, which raise CandidateError if a candidate fails.
         outcomes: the remaining candidates and their outcomes.
         options: the options of the trial.
-        samples_per_step: the total number of samples of all trainers in one step.
         deadline: the end of the budget, on the monotonic clock.
         recover: the function that resets the processes after a failure.
         progress: the function that passes progress on.
@@ -125,20 +124,18 @@ class Selection:
 
     def __init__(
         self,
-        run: RunBlock,
+        blocks: Blocks,
         outcomes: CandidateOutcomes,
         options: TrialOptions,
         *,
-        samples_per_step: float,
         deadline: float,
         recover: Callable[[], None] = lambda: None,
         progress: Progress = lambda *_: None,
         rng: random.Random | None = None,
     ) -> None:
-        self._run = run
+        self._blocks = blocks
         self._outcomes = outcomes
         self._options = options
-        self._samples_per_step = samples_per_step
         self._deadline = deadline
         self._recover = recover
         self._progress = progress
@@ -179,7 +176,7 @@ class Selection:
         halving = SuccessiveHalving(self._outcomes.remaining, self._options.confidence)
         while (arms := halving.round) and time.monotonic() < deadline:
             try:
-                dropped = halving.add({arm: self._run(arm, steps) for arm in self._rng.sample(arms, len(arms))})
+                dropped = halving.add(self._blocks(self._rng.sample(arms, len(arms)), steps).seconds)
             except CandidateError as error:
                 halving.fail(error.candidate)
                 self._fail(error)
@@ -192,17 +189,16 @@ class Selection:
     def _warm_up(self) -> int:
         while True:
             try:
-                return steps_per_block(self._run, (ORIGINAL, *self._outcomes.remaining), self._deadline)
+                return self._blocks.fill((ORIGINAL, *self._outcomes.remaining), self._deadline)
             except CandidateError as error:
                 self._fail(error)
 
     def _confirm(self, candidate: str, steps: int | None) -> tuple[Speed, Reason]:
         return measure(
-            self._run,
+            self._blocks,
             self._options,
             candidate=candidate,
             deadline=self._deadline,
-            samples_per_step=self._samples_per_step,
             steps=steps,
             report=lambda speed: self._progress("qps", _pair(speed)),
             rng=self._rng,
