@@ -109,7 +109,8 @@ class TrialOptions:
         min_gain: the least relative gain in QPS worth adopting (0.02 is 2%).
         confidence: level of the interval whose lower end is compared with `min_gain`.
         budget_s: wall-clock budget of sameness and QPS measurement together, in seconds.
-        sameness_steps: steps whose results are compared bit for bit.
+        sameness_steps: steps whose results are compared bit for bit; with the workload's `accumulation`, at least so
+            many that a push and the step behind it are among them.
         step_timeout_s: the longest that one step may take, in seconds; a step that takes longer counts as hung.
         max_relative_error: the largest relative error allowed for the results of passes that do not promise the same
             bits; see `fxlib.utils.compare.relative_error`.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed import rpc
 
 import fxlib
 from fxlib import wire
@@ -17,6 +18,8 @@ from fxlib_workers.exchange import ORIGINAL, Arm
 from fxlib_workers.trial.digests import digest
 from fxlib_workers.trial.trainer import EncodedProgram, ToleranceCheck, Trainer, run_delay_s
 from fxlib_workers.trial.trial_process import ProcessConfig
+from tests.random_programs import simulation
+from tests.random_programs.simulation import simulated
 from tests.shared.forked import printed
 
 BESIDE_ANOTHER = """
@@ -128,6 +131,38 @@ def test_a_block_runs_the_batches_of_its_steps(arm: Arm, monkeypatch: pytest.Mon
     for first in (0, 2, 4):
         trainer.block(arm, first, 2)
     assert ran == [0, 1, 2, 0, 1, 2]
+
+
+@fxlib.remote(writes="pushes")
+def push(x: torch.Tensor, gradient: torch.Tensor) -> None:
+    simulation._state()["pushes"] = simulation._state().get("pushes", torch.zeros(1)) + 1
+
+
+@fxlib.remote(reads="pushes", gradient=f"{__name__}:push")
+def read(x: torch.Tensor) -> torch.Tensor:
+    return x.detach()
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.weight * rpc.rpc_sync("ps0", read, args=(x,))
+        return result
+
+
+def test_gradients_that_were_not_pushed_before_a_reset_are_not_pushed_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workload = Workload(batches=[torch.ones(2, 4)], optimizer="none", accumulation=2)
+    trainer = trainer_of(Reads(), workload, monkeypatch)
+    with simulated(0) as world:
+        for steps in (1, 2):
+            trainer.reset()
+            trainer.block(ORIGINAL, 0, steps)
+        assert world.states["ps0"]["pushes"] == 2
 
 
 def test_samples_are_those_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,6 +258,7 @@ class _Trial:
             cluster=cluster,
             outcomes=self._outcomes,
             options=self._options,
+            accumulation=self.request.workload.accumulation,
             deadline=deadline,
             report_progress=self._report_progress,
         ).run()

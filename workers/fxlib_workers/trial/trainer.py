@@ -33,6 +33,7 @@ from fxlib.protocol import workload_from_proto
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import DataParallel, parallel_modules
 from fxlib.runtime.ops.timeline import record
+from fxlib.runtime.submodules import local_modules
 from fxlib.spec.inputs import samples_in
 from fxlib.spec.profile import Profile
 from fxlib.spec.report import CompiledPart, Timeline
@@ -303,6 +304,10 @@ class Trainer(TrialProcess):
     def reset(self) -> None:
         """Reset parameters, buffers, optimizers, random generators and all servers to their first state."""
         self._end_loops()
+        for arm in self._modules.values():
+            for _, each in local_modules(arm):
+                if isinstance(each, CapturedModule):
+                    each._fxlib.tape.drop()  # or the first push would send gradients of steps before the reset, too
         drain()
         for server in self._workload.servers:
             rpc.rpc_sync(server.name, server_state.reset)

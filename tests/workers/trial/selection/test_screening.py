@@ -81,11 +81,13 @@ class FakeCluster:
         return {"loss": self.digests.get(arm, "same")}
 
 
-def screen(cluster: FakeCluster, made: CandidateOutcomes, budget_s: float = 60.0) -> CandidateOutcomes:
+def screen(
+    cluster: FakeCluster, made: CandidateOutcomes, budget_s: float = 60.0, accumulation: int = 1
+) -> CandidateOutcomes:
     fields: dict[str, Any] = {"cluster": cluster, "outcomes": made, "report_progress": lambda *_: None}
     options = TrialOptions(budget_s=budget_s)
     with shown_to(cluster.clock, "fxlib_workers.trial.selection.screening"):
-        Screening(**fields, options=options, deadline=budget_s).run()
+        Screening(**fields, options=options, accumulation=accumulation, deadline=budget_s).run()
     return made
 
 
@@ -112,11 +114,14 @@ def test_a_budget_that_would_suffice_is_named_where_one_does_not(step_s: float) 
     assert made.remaining == ("a", "b", "c")
 
 
-@pytest.mark.parametrize("pipeline, steps", [(0, 3), (1, 11)])
-def test_under_a_pipeline_so_many_steps_are_compared_that_each_way_was_taken(pipeline: int, steps: int) -> None:
+@pytest.mark.parametrize("pipeline, accumulation, steps", [(0, 1, 3), (0, 2, 3), (0, 4, 5), (1, 1, 11), (1, 4, 41)])
+def test_the_step_behind_a_push_is_compared_and_under_a_pipeline_behind_so_many_that_each_way_was_taken(
+    pipeline: int, accumulation: int, steps: int
+) -> None:
     cluster, made = FakeCluster(), outcomes("a")
     (candidate,) = made.candidates.values()
-    screen(cluster, CandidateOutcomes([replace(candidate, report=replace(candidate.report, pipeline=pipeline))]))
+    made = CandidateOutcomes([replace(candidate, report=replace(candidate.report, pipeline=pipeline))])
+    screen(cluster, made, accumulation=accumulation)
     assert cluster.steps == {ORIGINAL: 2 * steps, "a": 2 * steps}
 
 

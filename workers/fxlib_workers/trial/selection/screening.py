@@ -49,8 +49,8 @@ _BUDGET_PER_CANDIDATE_S: Final = 5.0
 _ROUND_S: Final = 10.0
 """The seconds to which a budget that suffices is rounded up."""
 
-_LEAST_PIPELINED: Final = 11
-"""The least number of steps to compare if a candidate runs under a pipeline: each way twice, after the first batch."""
+_PIPELINED_UPDATES: Final = 10
+"""The least number of updates to compare if a candidate runs under a pipeline: each way of reading is taken twice."""
 
 _CHECK_SHARE: Final = 0.3
 """The share of the budget for checking candidates after the first that passes."""
@@ -140,6 +140,7 @@ class Screening:
         cluster: the processes of the trial, which have loaded the original.
         outcomes: the candidates, which are loaded here one after another.
         options: the options of the trial.
+        accumulation: the number of steps for each update.
         deadline: the end of the budget, on the monotonic clock.
         report_progress: the function that passes progress on.
     """
@@ -147,6 +148,7 @@ class Screening:
     cluster: ClusterRun
     outcomes: CandidateOutcomes
     options: TrialOptions
+    accumulation: int
     deadline: float
     report_progress: ReportProgress
 
@@ -174,9 +176,10 @@ class Screening:
 
     @property
     def _steps(self) -> int:
-        """The number of steps that are compared: under a pipeline, enough for reads to be made in every way."""
-        pipelined = any(each.report.pipeline for each in self.outcomes.candidates.values())
-        return max(self.options.sameness_steps, _LEAST_PIPELINED if pipelined else 0)
+        """The number of steps that are compared: with the step behind an update, and under a pipeline behind many."""
+        if any(each.report.pipeline for each in self.outcomes.candidates.values()):
+            return max(self.options.sameness_steps, _PIPELINED_UPDATES * self.accumulation + 1)
+        return max(self.options.sameness_steps, self.accumulation + 1 if self.accumulation > 1 else 0)
 
     def _room(self, step_s: float) -> int:
         """Return the number of candidates that the budget has room for if a step takes `step_s`."""
