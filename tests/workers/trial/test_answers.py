@@ -55,6 +55,8 @@ JSON = st.recursive(
         ("profile", weighed_profile()),
         ("digest_step", {"output": "ab", "loss \N{GRINNING FACE}": "cd"}),
         ("errors", {"output": math.inf}),
+        ("samples", [8, 3]),
+        ("writes_inputs", True),
         ("block", 0.25),
         ("time_parts", [CompiledPart(first="relu", nodes=3, backend="inductor==2.13.0", plain_s=0.1, why="slow")]),
         ("timelines", TIMELINES),

@@ -31,6 +31,18 @@ def test_an_infeasible_placement_is_a_reason_and_not_a_hang() -> None:
     assert "100 CPUs" in caught.value.detail
 
 
+@pytest.mark.parametrize("written", [[False], [True]])
+def test_all_trainers_learn_whether_the_model_writes_its_inputs(written: list[bool]) -> None:
+    run = ClusterRun.__new__(ClusterRun)
+    run.trainers, run._collective = [mock.sentinel.first, mock.sentinel.second], False
+    with mock.patch.object(ClusterRun, "ask", return_value=written) as ask:
+        run.settle_inputs(1.0)
+    assert ask.call_args_list == [
+        mock.call([mock.sentinel.first], "writes_inputs", timeout_s=1.0),
+        mock.call([mock.sentinel.first, mock.sentinel.second], "note_inputs", written[0], timeout_s=1.0),
+    ]
+
+
 @pytest.mark.parametrize("stranded", [False, True])
 @pytest.mark.parametrize("out_of_memory", [False, True])
 def test_processes_that_wait_for_one_that_raised_run_no_other_program(stranded: bool, out_of_memory: bool) -> None:

@@ -77,6 +77,9 @@ class MortalCluster(FakeCluster):
     def settle_buckets(self, _: float) -> None:
         pass
 
+    def settle_inputs(self, _: float) -> None:
+        pass
+
     def switch_program(self, *_: object) -> None:
         pass
 

@@ -165,6 +165,40 @@ def test_gradients_that_were_not_pushed_before_a_reset_are_not_pushed_behind_it(
         assert world.states["ps0"]["pushes"] == 2
 
 
+class Shifts(nn.Module):
+    """A table whose first row is for padding, so that its model shifts the ids where they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 2, padding_idx=0)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        ids += 1
+        result: torch.Tensor = self.table(ids)
+        return result
+
+
+def test_batches_stay_as_they_are_in_trainers_that_were_not_told_whether_the_model_writes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workload = Workload(batches=[torch.tensor([0, 2])], mode="forward", trainers=2)
+    trainer = trainer_of(Shifts(), workload, monkeypatch, rank=1)
+    assert isinstance(trainer.block(ORIGINAL, 0, 3), float)
+    assert trainer._batches[0].inputs[0].tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("model, is_written", [(Shifts(), True), (nn.Identity(), False)])
+def test_what_one_trainer_finds_of_written_inputs_holds_in_another(
+    model: nn.Module, is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = Workload(batches=[torch.tensor([0, 2])], mode="forward", trainers=2)
+    one, other = (trainer_of(model, workload, monkeypatch, rank) for rank in range(2))
+    one.digest_step(ORIGINAL, 0)
+    assert one.writes_inputs() is is_written
+    other.note_inputs(one.writes_inputs())
+    assert (other._input(0) is other._batches[0]) is not is_written
+
+
 def test_samples_are_those_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload(batches=[torch.ones(8, 2), torch.ones(3, 2)], mode="forward")
     assert trainer_of(nn.ReLU(), workload, monkeypatch).samples() == [8, 3]

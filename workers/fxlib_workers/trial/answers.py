@@ -320,6 +320,8 @@ FORMS: Final[Mapping[str, Form]] = {
     "load_candidate": _REQUIRED,
     "time_parts": Form(lambda parts: [asdict(each) for each in parts], _each(_read_part)),
     "leave_parts": _NOTHING,
+    "writes_inputs": Form(bool, _flag),
+    "note_inputs": _NOTHING,
     "samples": Form(list, _each(_amount, least=1)),
     "reset": _NOTHING,
     "profile": Form(_write_profile, _read_profile),

@@ -194,6 +194,15 @@ class ClusterRun:
         for trainer in self.trainers:
             self.ask([trainer], "reset", timeout_s=timeout_s, reason=Reason.ORIGINAL_FAILS)
 
+    def settle_inputs(self, timeout_s: float) -> None:
+        """Let all trainers know whether the model writes its inputs, as found in the steps that some have compared.
+
+        Raises:
+            TrialError, InterruptedTrialError: as `ask` does.
+        """
+        is_written = any(self.ask(self.step_trainers, "writes_inputs", timeout_s=timeout_s))
+        self.ask(self.trainers, "note_inputs", is_written, timeout_s=timeout_s)
+
     def load_candidate(
         self, candidate: str, graph: bytes, values: Mapping[str, bytes], pipeline: int = 0, stale: int = 0
     ) -> None:

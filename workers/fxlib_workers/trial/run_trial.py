@@ -369,6 +369,7 @@ class _Trial:
     def _selection(self, cluster: ClusterRun, deadline: float) -> Selection:
         limit_s, expected_s = self._options.step_timeout_s, 0.0
         cluster.reset(limit_s)
+        cluster.settle_inputs(limit_s)
         begin = time.monotonic()
 
         def run_block(arm: Arm, first: int, steps: int) -> float:

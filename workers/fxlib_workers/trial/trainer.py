@@ -217,7 +217,8 @@ class Trainer(TrialProcess):
         message = workload_pb2.Workload.FromString(program.workload)
         self._workload = workload_from_proto(message, program.blobs)
         self._batches = self._workload.drawn_batches
-        self._writes_inputs = False
+        self._writes_inputs: bool | None = None
+        """Whether the model writes its inputs; None while that is unknown."""
         original = wire.decode(wire.parse(program.original), blobs=program.blobs, seed=self._workload.seed)
         self._clients = wire.client_functions(original)
         make_remote_calls([original])
@@ -296,6 +297,14 @@ class Trainer(TrialProcess):
         """Run parts of a candidate uncompiled, given the names of their first nodes."""
         leave_parts(self._modules[arm], first)
 
+    def writes_inputs(self) -> bool:
+        """Return whether the model has written its inputs in a step whose values were digested, or in none yet."""
+        return self._writes_inputs is not False
+
+    def note_inputs(self, is_written: bool) -> None:
+        """Take from other trainers whether the model writes its inputs, which are copied for each step then."""
+        self._writes_inputs = is_written
+
     def samples(self) -> list[int]:
         """Return the number of samples in each batch."""
         return [samples_in(each) for each in self._batches]
@@ -373,7 +382,8 @@ class Trainer(TrialProcess):
         values = self._values(arm, result) | {f"input {name}": value for name, value in batch.named.items()}
         values["containers of the inputs"] = batch.structure
         digests = {name: digest(value) for name, value in values.items()}
-        self._writes_inputs |= {name: digests[f"input {name}"] for name in batch.named} != before
+        is_written = {name: digests[f"input {name}"] for name in batch.named} != before
+        self._writes_inputs = bool(self._writes_inputs) or is_written
         if numeric and arm == ORIGINAL:
             self._tolerance.keep(index, values, digests)
         elif numeric:
@@ -454,7 +464,7 @@ class Trainer(TrialProcess):
 
     def _input(self, index: int) -> Batch:
         batch = self._batches[index % len(self._batches)]
-        return copy_of(batch) if self._writes_inputs else batch
+        return batch if self._writes_inputs is False else copy_of(batch)
 
     def _pulled(self, arm: Arm, choice: type[MeasuredChoice | InTurn], index: int) -> Batch:
         """Return the batch of a step from an arm's pipeline, which begins there, and stays open until `_end_loops`."""
