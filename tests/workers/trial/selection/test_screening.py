@@ -44,7 +44,7 @@ class FakeCluster:
     ) -> None:
         self.clock = Clock()
         self.step_s = step_s
-        self.step_trainers = [object()]
+        self.step_trainers = self.trainers = [object()]
         self.digests = digests or {}
         self.failing = failing or {}
         self.errors = errors or {}
@@ -52,6 +52,7 @@ class FakeCluster:
         self.worse = worse or {}
         self.parts = parts
         self.left: list[object] = []
+        self.left_by: list[object] = []
         self.loaded: list[Arm] = []
         self.steps: dict[Arm, int] = {}
 
@@ -63,11 +64,12 @@ class FakeCluster:
         if arm in self.failing.get("load_candidate", ()):
             raise CandidateError(arm, Reason.NO_SERVER, "'f' on 'ps0'")
 
-    def ask_of(self, arm: Arm, _: object, method: str, *args: object, timeout_s: float) -> list[Any]:
+    def ask_of(self, arm: Arm, processes: Any, method: str, *args: object, timeout_s: float) -> list[Any]:
         if method == "time_parts":
-            return [self.parts]
+            return [self.parts_of(each) for each in processes]
         if method == "leave_parts":
             self.left += args
+            self.left_by += processes
             return [None]
         if method == "errors":
             return [self.realigned if arm == REALIGNED else self.worse.get(arm, self.errors)]
@@ -76,6 +78,9 @@ class FakeCluster:
         if arm in self.failing.get(method, ()):
             raise CandidateError(arm, Reason.CANDIDATE_FAILS, "IndexError")
         return [self.digested(arm)]
+
+    def parts_of(self, _: object) -> Sequence[CompiledPart]:
+        return self.parts
 
     def digested(self, arm: Arm) -> StepDigests:
         return {"loss": self.digests.get(arm, "same")}
@@ -265,6 +270,13 @@ FAST, SLOW = (
 )
 
 
+def lowered(name: Arm, others: int = 0) -> Candidate:
+    """A candidate with parts for a backend, and as many changes by another pass."""
+    passes = tuple(PassReport(name=name, changes=count, seconds=0.0) for name, count in (("lower", 2), ("cse", others)))
+    graph = wire.serialize(wire.encode(fxlib.capture(nn.ReLU())).graph)
+    return Candidate(graph=graph, report=replace(report_of(name), passes=passes))
+
+
 @pytest.mark.parametrize(
     "parts, others, remains",
     [([FAST, SLOW], 0, True), ([SLOW], 1, True), ([SLOW], 0, False)],
@@ -273,14 +285,30 @@ FAST, SLOW = (
 def test_parts_that_are_not_faster_stay_as_they_are_and_where_that_is_all_the_candidate_goes(
     parts: Sequence[CompiledPart], others: int, remains: bool
 ) -> None:
-    cluster, made = FakeCluster(parts=parts), outcomes("a", "b")
-    passes = tuple(PassReport(name=name, changes=count, seconds=0.0) for name, count in (("lower", 2), ("cse", others)))
-    graph = wire.serialize(wire.encode(fxlib.capture(nn.ReLU())).graph)
-    lowered = replace(made.candidates["a"], graph=graph, report=replace(made.candidates["a"].report, passes=passes))
-    screen(cluster, found := CandidateOutcomes([lowered, made.candidates["b"]]))
+    cluster, made = FakeCluster(parts=parts), outcomes("b")
+    screen(cluster, found := CandidateOutcomes([lowered("a", others), made.candidates["b"]]))
     assert (cluster.left, "a" in found.remaining) == ([["add"]], remains)
     assert found.report("a").parts == tuple(parts)
     assert remains or "no part of it is faster compiled: it is slow" in found.report("a").candidates[0].verdict
+
+
+class SlowerInTheSecond(FakeCluster):
+    """Two trainers without collectives, of which the second one's parts are slower compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trainers = [*self.step_trainers, object()]
+
+    @override
+    def parts_of(self, process: object) -> Sequence[CompiledPart]:
+        return [FAST, replace(SLOW, compiled=process is self.trainers[0])]
+
+
+def test_all_trainers_run_the_same_parts_compiled() -> None:
+    cluster = SlowerInTheSecond()
+    screen(cluster, found := CandidateOutcomes([lowered("a")]))
+    assert (cluster.left, cluster.left_by) == ([["add"]], cluster.trainers)
+    assert found.report("a").parts == (FAST, SLOW)
 
 
 class Runs:

@@ -221,14 +221,14 @@ class Screening:
         self.outcomes.errors[name] = self._error(name, difference) if difference else 0.0
 
     def _settle_parts(self, name: str) -> None:
-        """Compile the parts for a backend within the time of a step, and keep the faster ones.
+        """Compile the parts for a backend in all trainers within the time of a step, and keep the faster ones.
 
         If there are other candidates, this takes at most a share of the remaining budget.
 
         Raises:
             CandidateError: no part is faster, and no other pass did anything.
         """
-        candidate, processes = self.outcomes.candidates[name], self.cluster.step_trainers
+        candidate, trainers = self.outcomes.candidates[name], self.cluster.trainers
         passes = {each.name: each.changes for each in candidate.report.passes}
         if not passes.pop("lower", 0):
             return
@@ -236,11 +236,11 @@ class Screening:
         self.cluster.reset(limit_s := self.options.step_timeout_s)
         left_s = max(0.0, self.deadline - time.monotonic())
         most_s = limit_s if len(self.outcomes.remaining) == 1 else min(limit_s, _COMPILING_SHARE * left_s)
-        parts, *others = self.cluster.ask_of(name, processes, "time_parts", most_s, timeout_s=most_s + 2 * limit_s)
-        slower = {each.first: each for parts_of_rank in others for each in parts_of_rank if not each.compiled}
-        parts = [slower.get(each.first, each) for each in parts]  # if one rank leaves a part uncompiled, all do
+        parts, *others = self.cluster.ask_of(name, trainers, "time_parts", most_s, timeout_s=most_s + 2 * limit_s)
+        slower = {each.first: each for parts_of_one in others for each in parts_of_one if not each.compiled}
+        parts = [slower.get(each.first, each) for each in parts]  # if one trainer leaves a part uncompiled, all do
         if left := [each for each in parts if not each.compiled]:
-            self.cluster.ask_of(name, processes, "leave_parts", [each.first for each in left], timeout_s=limit_s)
+            self.cluster.ask_of(name, trainers, "leave_parts", [each.first for each in left], timeout_s=limit_s)
         self.outcomes.settle(name, without_parts(candidate.graph, left), parts)
         if len(left) == len(parts) and not any(passes.values()):
             raise CandidateError(name, Reason.NO_PART_FASTER, left[0].why if left else "")
