@@ -26,6 +26,7 @@ from fxlib_workers.trial.run_trial import (
 )
 from fxlib_workers.trial.selection.speed import Round, Speed
 from fxlib_workers.trial.trainer import EncodedProgram
+from tests.workers.clock import Clock, shown_to
 from tests.workers.trial.selection.test_screening import FakeCluster
 from tests.workers.trial.selection.test_select import report_of
 
@@ -144,6 +145,30 @@ def test_a_program_whose_candidates_all_end_the_processes_keeps_its_original_and
         ("keep_original", Reason.TRIAL_DIED)
     ] * 2
     assert len(cluster.made) == 2
+
+
+def test_a_program_whose_comparison_takes_its_share_of_the_budget_leaves_the_rest_to_the_next(
+    cluster: type[MortalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+
+    class Slow(cluster):  # type: ignore[misc, valid-type]
+        def __init__(self, *_: object) -> None:
+            super().__init__()
+            self.clock, self.step_s = clock, 8.0
+
+        def switch_program(self, *_: object) -> None:
+            self.step_s = 0.01
+
+    monkeypatch.setattr("fxlib_workers.trial.run_trial.ClusterRun", Slow)
+    at = "fxlib_workers.trial."
+    looking = ("run_trial", "selection.screening", "selection.select", "selection.speed")
+    with shown_to(clock, *(at + name for name in looking)):
+        found = run("fast", programs=(MAIN, "eval"))
+    assert [(each.report.decision, each.report.reason) for each in found.values()] == [
+        ("keep_original", Reason.BUDGET_EXHAUSTED),
+        ("adopt", Reason.FASTER),
+    ]
 
 
 def test_processes_are_not_started_anew_for_ever(cluster: type[MortalCluster], monkeypatch: pytest.MonkeyPatch) -> None:

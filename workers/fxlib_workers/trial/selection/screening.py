@@ -291,7 +291,7 @@ class Screening:
         digests = []
         for step in range(steps):
             if time.monotonic() > self.deadline:
-                raise TrialError(Reason.BUDGET_EXHAUSTED, "")
+                raise TrialError(Reason.BUDGET_EXHAUSTED, "", survived=True)
             answers = self.cluster.ask_of(
                 arm, self.cluster.step_trainers, "digest_step", step, numeric, timeout_s=limit_s
             )
