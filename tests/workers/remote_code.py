@@ -129,3 +129,22 @@ class Scale(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scale by the parameter."""
         return x * self.weight
+
+
+class Rows(nn.Module):
+    """An embedding whose rows are made when they are first asked for."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.rows: dict[int, torch.Tensor] = {}
+        self.row = self.rows.get
+        self.lock = threading.Lock()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        with self.lock:
+            return torch.stack([self.rows.setdefault(int(each), torch.zeros(self.dim)) for each in ids])
+
+    def push(self, ids: torch.Tensor, gradient: torch.Tensor) -> None:
+        for each, row in zip(ids, gradient, strict=True):
+            self.rows[int(each)] = self.rows.setdefault(int(each), torch.zeros(self.dim)) - row

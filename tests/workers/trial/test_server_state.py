@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,12 +33,27 @@ def test_modules_behind_rrefs_are_made_from_the_seed() -> None:
     server_state.serve(Server(name="ps0"), Optimizer(), seed=1)
     made = server_state.create("net", RemoteObject(owner="ps0", cls="torch.nn:Linear", args=(2, 2)))
     before = server_state.state_digests()
-    assert "object 'net'" in before
+    assert "state of object 'net'" in before
     with torch.no_grad():
         next(made.parameters()).add_(1)
     assert server_state.state_digests() != before
     server_state.reset()
     assert server_state.state_digests() == before
+
+
+def test_rows_that_a_module_makes_as_they_are_asked_for_are_compared_and_brought_back() -> None:
+    functions.allow_module(ALLOWED)
+    server_state.serve(Server(name="ps0"), Optimizer(), seed=1)
+    made: Any = server_state.create("rows", RemoteObject(owner="ps0", cls=f"{ALLOWED}:Rows", args=(2,)))
+    before = server_state.state_digests()
+    assert before["other state of object 'rows'"] == server_state.UNKNOWN  # of its lock
+    made.push(torch.tensor([1]), torch.ones(1, 2))
+    after = server_state.state_digests()
+    assert after["state of object 'rows'"] != before["state of object 'rows'"]
+    server_state.reset()
+    assert server_state.state_digests() == before
+    assert made.row(1) is None
+    assert made(torch.tensor([1])).tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +74,16 @@ def test_what_is_no_module_cannot_be_brought_back() -> None:
 
 class Opaque:
     """A value whose class says nothing of its state."""
+
+
+class Counts(nn.Module):
+    """A module that counts, and knows itself."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = {"forwards": count}
+        self.itself = (self,)
+        self.activation = torch.relu
 
 
 def ones(value: float = 1.0) -> nn.Module:
@@ -83,6 +109,8 @@ def array(at: int) -> np.ndarray:
         ((torch.ones(2), 3), (torch.ones(2), 4)),
         ({"a": torch.ones(2), "b": Opaque()}, {"a": torch.zeros(2), "b": Opaque()}),
         (ones(1.0), ones(2.0)),
+        (Counts(1), Counts(2)),
+        ([ones(1.0), Counts(1)], [ones(1.0), Counts(2)]),
     ],
 )
 def test_setups_that_return_other_state_have_another_digest(one: object, other: object) -> None:
@@ -106,6 +134,18 @@ def test_the_order_in_which_a_setup_s_rows_were_made_does_not_count() -> None:
 def test_keys_that_are_objects_of_the_setup_are_the_same_behind_each_setup() -> None:
     assert digests_of({Opaque(): torch.ones(2)}) == digests_of({Opaque(): torch.ones(2)})
     assert digests_of({Opaque(): torch.ones(2)}) != digests_of({Opaque(): torch.zeros(2)})
+
+
+def test_state_that_holds_itself_is_unknown() -> None:
+    module, held = ones(), list[object]()
+    held.append(held)
+    vars(module)["held"] = held
+    assert digests_of(module)["other state of its setup"] == server_state.UNKNOWN
+
+
+@pytest.mark.parametrize("module", [nn.LSTM(2, 2), nn.TransformerEncoderLayer(2, 1), nn.ParameterList([torch.ones(1)])])
+def test_all_state_of_torch_s_own_modules_is_known(module: nn.Module) -> None:
+    assert "other state of its setup" not in digests_of(module)
 
 
 @pytest.mark.parametrize("opaque", [Opaque(), np.array([Opaque()], dtype=object), {3}])

@@ -64,6 +64,16 @@ def _dense_parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     return (tensor.to_dense(),)
 
 
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters, buffers and plain tensor attributes of a module, by name."""
+    named: dict[str, torch.Tensor] = {f"parameter {name}": value for name, value in module.named_parameters()}
+    named |= {f"buffer {name}": value for name, value in module.named_buffers()}
+    for path, each in module.named_modules():
+        plain = ((name, value) for name, value in vars(each).items() if isinstance(value, torch.Tensor))
+        named |= {f"attribute {path}.{name}".replace(" .", " "): value for name, value in plain}
+    return named
+
+
 class ModuleSnapshot:
     """The parameters, buffers and plain tensor attributes of a module at the time of construction."""
 
@@ -92,12 +102,7 @@ class ModuleSnapshot:
 
     def named(self) -> dict[str, torch.Tensor]:
         """Return the module's current tensors, by name."""
-        named: dict[str, torch.Tensor] = {f"parameter {name}": value for name, value in self._module.named_parameters()}
-        named |= {f"buffer {name}": value for name, value in self._module.named_buffers()}
-        for path, each in self._module.named_modules():
-            plain = ((name, value) for name, value in vars(each).items() if isinstance(value, torch.Tensor))
-            named |= {f"attribute {path}.{name}".replace(" .", " "): value for name, value in plain}
-        return named
+        return tensors_of(self._module)
 
     def digest(self) -> str:
         """Return one digest of the module's current tensors."""

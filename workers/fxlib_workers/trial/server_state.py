@@ -7,8 +7,10 @@ the objects behind RRefs. All of it is reset to one seed before each arm.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,13 @@ from fxlib.spec.contract import Contract
 from fxlib.spec.training import build_optimizer
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
 from fxlib.utils.pytree import leaves
-from fxlib_workers.trial.digests import ModuleSnapshot, digest, digest_all
+from fxlib_workers.trial.attributes import AttributeSnapshot, attributes_of
+from fxlib_workers.trial.digests import ModuleSnapshot, digest, digest_all, tensors_of
 from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.server import ReplayedObject
 
 UNKNOWN = "not told by its setup"
-"""The digest of a server whose setup does not return its state, and of what is returned in no known class."""
+"""The digest of a server whose setup does not return its state, and of what is of no known class."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_SETUP = "state of its setup"
 _DIGESTED = (torch.Tensor, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
@@ -36,20 +39,21 @@ _DIGESTED = (torch.Tensor, int, float, complex, str, bytes, type(None), torch.Si
 
 
 class _OwnedModule:
-    """A module behind an RRef, with its first state, and its optimizer under distributed autograd."""
+    """A module behind an RRef, with its first state, and its optimizer under distributed autograd.
+
+    Its state is in its tensors and other attributes.
+    """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self.module = module
         self._described = optimizer
-        self._snapshot = ModuleSnapshot(module)
+        self._snapshots = ModuleSnapshot(module), AttributeSnapshot(module)
         self.optimizer = build_optimizer(optimizer, module.parameters())
 
     def reset(self) -> None:
-        self._snapshot.restore()
+        for each in self._snapshots:
+            each.restore()
         self.optimizer = build_optimizer(self._described, self.module.parameters())
-
-    def digest(self) -> str:
-        return self._snapshot.digest()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,10 +128,13 @@ def state_digests() -> dict[str, str]:
     state = _active()
     found = {"tables and dense parameters": ps.state_digest()}
     if state.server.setup is not None:
-        found |= _digests_of_setup(state.returned)
+        is_known = isinstance(state.returned, (nn.Module, Mapping, list, tuple, torch.Tensor))
+        found |= _digests_of(state.returned, _OF_SETUP) if is_known else {_OF_SETUP: UNKNOWN}
     if (replaying := replay_server.current()) is not None:
         found["writes that were replayed"] = replaying.digest()
-    return found | {f"object {name!r}": each.digest() for name, each in state.objects.items()}
+    for name, each in state.objects.items():
+        found |= _digests_of(each.module, f"state of object {name!r}")
+    return found
 
 
 vars(state_digests)["__fxlib_contract__"] = Contract(reads=frozenset({"*"}))  # no write: values read ahead stay
@@ -216,17 +223,41 @@ def _class(name: str) -> Callable[..., object]:
     return found
 
 
-def _digests_of_setup(returned: object) -> dict[str, str]:
-    """Return one digest of all tensors, modules, arrays and values that a setup returned, in the order of their paths.
+def _digests_of(state: object, name: str) -> dict[str, str]:
+    """Return one digest of all tensors, modules, arrays and values in a server's state, in the order of their paths.
 
     What is of another class is a part of its own, which is unknown.
     """
-    if not isinstance(returned, (nn.Module, Mapping, list, tuple, torch.Tensor)):
-        return {_OF_SETUP: UNKNOWN}
-    # A key that is an object of the setup's is told by its class: its address is another one after each setup.
-    found = [(_ADDRESS.sub("", path), _digest_of_leaf(leaf)) for path, leaf in leaves(returned, is_leaf=_is_module)]
+    found = list(_digested(state, "", set()))
     known = sorted(each for each in found if each[1] != UNKNOWN)
-    return {_OF_SETUP: digest(known), **({f"other {_OF_SETUP}": UNKNOWN} if len(known) < len(found) else {})}
+    return {name: digest(known), **({f"other {name}": UNKNOWN} if len(known) < len(found) else {})}
+
+
+def _digested(state: object, path: str, seen: set[int]) -> Iterator[tuple[str, str]]:
+    """Yield path and digest of each leaf of nested containers, and of the attributes of modules among them.
+
+    Args:
+        state: the containers.
+        path: their path.
+        seen: the ids of the modules so far, which is added to.
+    """
+    try:
+        found = list(leaves(state, path, is_leaf=_is_module))
+    except RecursionError:  # it holds itself
+        yield path, UNKNOWN
+        return
+    for at, leaf in found:
+        # A key that is an object of the setup's is told by its class: its address is another one after each setup.
+        where = _ADDRESS.sub("", at)
+        if not isinstance(leaf, nn.Module):
+            yield where, _digest_of_leaf(leaf)
+            continue
+        yield where, digest_all(tensors_of(leaf))
+        for name, each in leaf.named_modules():
+            attributes = {} if id(each) in seen else attributes_of(each)
+            seen.add(id(each))
+            for key, value in attributes.items():
+                yield from _digested(value, f"{where}.{name}.{key}", seen)
 
 
 def _is_module(value: object) -> bool:
@@ -234,8 +265,10 @@ def _is_module(value: object) -> bool:
 
 
 def _digest_of_leaf(leaf: object) -> str:
-    if isinstance(leaf, nn.Module):
-        return ModuleSnapshot(leaf).digest()
+    if isinstance(leaf, weakref.ref):
+        return _digest_of_leaf(leaf())
+    if isinstance(leaf, (type, BuiltinFunctionType)) or (isinstance(leaf, FunctionType) and not leaf.__closure__):
+        return digest(f"{leaf.__module__}:{leaf.__qualname__}")
     if isinstance(leaf, (np.ndarray, np.generic)) and not leaf.dtype.hasobject:
         bits = torch.from_numpy(np.frombuffer(leaf.tobytes(), dtype=np.uint8).copy())
         return digest_all({f"{leaf.dtype.descr} {leaf.shape}": bits})

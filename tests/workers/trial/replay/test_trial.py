@@ -291,5 +291,5 @@ def test_what_is_created_on_a_server_is_fetched_as_recorded(mixed: ClusterRun) -
 
 def test_methods_of_objects_are_answered_beside_real_ones(mixed: ClusterRun) -> None:
     (trace,) = traces(mixed, ORIGINAL, 1)
-    assert "server ps0: object 'near'" in trace
-    assert "server ps1: object 'far'" not in trace
+    assert "server ps0: state of object 'near'" in trace
+    assert "server ps1: state of object 'far'" not in trace
