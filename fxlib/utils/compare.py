@@ -59,7 +59,7 @@ def difference(one: object, other: object, tolerance: Tolerance) -> str:
     if same_bits(one, other):
         return ""
     # With a tolerance, what a sparse tensor stores, and where, does not count, but what it represents.
-    ours, theirs = map(_plain_parts if tolerance.is_exact else _compared_parts, (one, other))
+    ours, theirs = map(plain_parts if tolerance.is_exact else _compared_parts, (one, other))
     if _shapes(ours) != _shapes(theirs):
         return "they store different positions"
     wrong = sum(int(_beyond(*pair, tolerance).sum()) for pair in zip(ours, theirs, strict=True))
@@ -73,7 +73,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors of one kind hold the same bits; NaNs are like other bits, and -0 differs from 0."""
     if _kind(one) != _kind(other):
         return False
-    ours, theirs = _plain_parts(one), _plain_parts(other)
+    ours, theirs = plain_parts(one), plain_parts(other)
     return _shapes(ours) == _shapes(theirs) and all(
         torch.equal(_bits(mine), _bits(its)) for mine, its in zip(ours, theirs, strict=True) if mine.numel()
     )
@@ -183,7 +183,7 @@ def wraps(tensor: torch.Tensor) -> bool:
     return _python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
-def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the tensors that a tensor consists of, without gradients; a meta tensor has none.
 
     A sparse tensor consists of indices and values, coalesced; a quantized one of integers, scales and zero points; a
@@ -192,7 +192,7 @@ def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         if wraps(tensor):
             names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-            return [part for name in names for part in _plain_parts(getattr(tensor, name))]
+            return [part for name in names for part in plain_parts(getattr(tensor, name))]
         return [] if tensor.is_meta else [part.detach().resolve_conj().resolve_neg() for part in _parts(tensor)]
 
 
@@ -206,7 +206,7 @@ def _compared_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
             names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
             found = [part for name in names for part in _compared_parts(getattr(tensor, name))]
             return [part for part in found if part.numel()]
-        return _plain_parts(tensor) if tensor.is_nested else [_numbers(tensor)]
+        return plain_parts(tensor) if tensor.is_nested else [_numbers(tensor)]
 
 
 def _count_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -227,7 +227,7 @@ def _numbers(tensor: torch.Tensor) -> torch.Tensor:
     """Return the numbers that a tensor represents, as one plain tensor: dense, and dequantized."""
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         if wraps(tensor) or tensor.is_nested:
-            flat = [part.reshape(-1) for part in _plain_parts(tensor) if _has_figures(part)]
+            flat = [part.reshape(-1) for part in plain_parts(tensor) if _has_figures(part)]
             return torch.cat(flat) if flat else torch.empty(0)
         if tensor.is_quantized:
             return tensor.dequantize()

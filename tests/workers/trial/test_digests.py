@@ -58,6 +58,33 @@ def test_sparse_gradients_are_digested() -> None:
     assert digest(one) != digest(other)
 
 
+def quantized(scale: float = 0.1, zero_point: int = 0) -> torch.Tensor:
+    return torch._make_per_tensor_quantized_tensor(torch.tensor([1, 2], dtype=torch.int8), scale, zero_point)
+
+
+def nested(*rows: int, layout: torch.layout = torch.jagged) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(each) for each in rows], layout=layout)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support", "ignore:.*quantized"
+)
+def test_tensors_of_several_parts_are_digested_with_all_of_them() -> None:
+    found = [
+        quantized(),
+        quantized(scale=0.2),
+        quantized(zero_point=1),
+        nested(2, 1),
+        nested(1, 2),
+        nested(2, 1, layout=torch.strided),
+        nested(1, 2, layout=torch.strided),
+        torch.eye(2).to_sparse_csr(),
+        torch.eye(2).flip(0).to_sparse_csr(),
+    ]
+    assert len({digest(each) for each in found}) == len(found)
+    assert [digest(each) for each in found] == [digest(each.clone()) for each in found]
+
+
 def test_equal_nans_are_equal() -> None:
     assert digest(nan(5)) == digest(nan(5).clone())
 

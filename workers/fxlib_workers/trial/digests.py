@@ -15,7 +15,7 @@ from torch.utils import _pytree as torch_pytree
 
 from fxlib.runtime.preserve_state import put_back
 from fxlib.utils import pytree
-from fxlib.utils.compare import same_bits
+from fxlib.utils.compare import plain_parts, same_bits, wraps
 
 
 def digest(value: object) -> str:
@@ -48,8 +48,10 @@ def tensors(value: object) -> list[torch.Tensor]:
 
 
 def _update(total: hashlib.blake2b, tensor: torch.Tensor) -> None:
-    total.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}".encode())
+    shape = () if tensor.is_nested else tuple(tensor.shape)  # of a nested one, the sizes are a part
+    total.update(f"{tensor.dtype} {shape} {tensor.layout}".encode())
     for part in _dense_parts(tensor):
+        total.update(f"{part.dtype} {tuple(part.shape)}".encode())
         plain = part  # it usually is already, and each of these steps takes time to find that out
         if not part.is_cpu or part.is_conj() or part.is_neg() or not part.is_contiguous():
             plain = part.to("cpu").resolve_conj().resolve_neg().contiguous()
@@ -57,11 +59,10 @@ def _update(total: hashlib.blake2b, tensor: torch.Tensor) -> None:
 
 
 def _dense_parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-    if tensor.layout == torch.strided:
-        return (tensor,)
     if tensor.layout == torch.sparse_coo:
         return (tensor._indices(), tensor._values())
-    return (tensor.to_dense(),)
+    is_plain = tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested or wraps(tensor))
+    return (tensor,) if is_plain else plain_parts(tensor)
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
