@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
 
 from fxlib_service.config import APPLICATION as SERVICE
 from fxlib_workers.config import APPLICATION as WORKER
+from fxlib_workers.process import cgroup
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -84,7 +86,9 @@ def test_units_are_valid(path: Path, tmp_path: Path) -> None:
     unit = tmp_path / path.name
     unit.write_text(path.read_text().replace("/opt/fxlib/bin/python", sys.executable))
     ran = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    younger = "Unknown key 'DelegateSubgroup' in section [Service]"  # to systemd before 254
+    found = [line for line in ran.stderr.splitlines() if younger not in line]
+    assert (ran.returncode, found) == (0, [])
 
 
 def test_the_folder_of_the_unit_s_token_is_one_that_the_service_takes() -> None:
@@ -92,6 +96,21 @@ def test_the_folder_of_the_unit_s_token_is_one_that_the_service_takes() -> None:
     unit = (DEPLOY / "systemd" / "fxlib-service.service").read_text()
     assert "RuntimeDirectory=fxlib\nRuntimeDirectoryMode=0700\n" in unit
     assert "FXLIB_RUNTIME_DIR=%t/fxlib" in unit
+
+
+def test_the_worker_s_unit_runs_in_a_group_beside_which_it_may_make_others(tmp_path: Path) -> None:
+    """In the group that systemd delegates itself, it could not: only leaves hold processes."""
+    unit = (DEPLOY / "systemd" / "fxlib-worker.service").read_text()
+    (subgroup,) = re.findall(r"^DelegateSubgroup=(\w+)$", unit, re.MULTILINE)
+    (controllers,) = re.findall(r"^Delegate=(.*)$", unit, re.MULTILINE)
+    delegated = tmp_path / "fxlib-worker.service"
+    (delegated / subgroup).mkdir(parents=True)
+    (delegated / "cgroup.subtree_control").write_text(controllers)
+    with (
+        mock.patch.object(cgroup, "_own_groups", return_value={"": delegated / subgroup}),
+        mock.patch.object(cgroup, "_is_delegated", delegated.__eq__),
+    ):
+        assert list(cgroup._parents(1 << 30, 64)) == [delegated]
 
 
 def test_the_readme_s_file_of_options_is_one(tmp_path: Path) -> None:
