@@ -113,6 +113,12 @@ def test_the_worker_s_unit_runs_in_a_group_beside_which_it_may_make_others(tmp_p
         assert list(cgroup._parents(1 << 30, 64)) == [delegated]
 
 
+def test_the_worker_s_unit_shares_the_lock_of_the_host_with_workers_of_users() -> None:
+    unit = (DEPLOY / "systemd" / "fxlib-worker.service").read_text()
+    assert "PrivateTmp=yes" in unit  # so that /tmp and /var/tmp are others there
+    assert WORKER.read([], {}).host_lock.parent == Path("/dev/shm")  # noqa: S108 - which it has in common
+
+
 def test_the_readme_s_file_of_options_is_one(tmp_path: Path) -> None:
     (shown,) = re.findall(r"```toml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
     (file := tmp_path / "fxlib.toml").write_text(shown)

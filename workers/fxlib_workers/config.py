@@ -207,7 +207,8 @@ class Config:
         ),
     )
     host_lock: Path = field(
-        default=Path("/tmp/fxlib-host.lock"),  # noqa: S108 - one path that all users of the host share
+        # One path for all users of the host; a unit of systemd may have a folder /tmp of its own.
+        default=Path("/dev/shm/fxlib-host.lock"),  # noqa: S108
         metadata=option("host-lock", "lock by which the workers of a host take turns at measuring", FILE),
     )
     claim_wait_s: float = 20.0
