@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from fxlib_workers.process import limits
 
 PROGRAM = """
 import errno, resource, sys, threading
@@ -31,6 +34,26 @@ for thread in threads:
 limit_files(5000)  # none is raised again
 assert resource.getrlimit(resource.RLIMIT_FSIZE) == (1000, 1000)
 """
+
+
+@pytest.mark.parametrize(
+    "name, limit, found",
+    [
+        ("memory.max", "1000", 1000),
+        ("memory.max", "max", 5000),
+        ("memory/memory.limit_in_bytes", "1000", 1000),
+        ("memory/memory.limit_in_bytes", "9223372036854771712", 5000),
+        ("cgroup.procs", "1", 5000),
+    ],
+)
+def test_the_memory_of_a_container_is_what_its_cgroup_allows(
+    name: str, limit: str, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_CGROUPS", tmp_path)
+    monkeypatch.setattr("fxlib_workers.process.limits.psutil.virtual_memory", lambda: SimpleNamespace(total=5000))
+    (file := tmp_path / name).parent.mkdir(exist_ok=True)
+    file.write_text(f"{limit}\n")
+    assert limits.host_memory_bytes() == found
 
 
 @pytest.mark.slow

@@ -12,15 +12,21 @@ import psutil
 _HEADROOM: Final = 4096
 """The number of processes and threads that a user may start beyond the current ones; torch and Ray need hundreds."""
 
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_MEMORY_LIMITS: Final = ("memory.max", "memory/memory.limit_in_bytes")
+"""The files with the limit of a container's memory, in cgroups of version 2 and 1: a number, or "max" for none."""
+
 
 def host_memory_bytes() -> int:
     """Return the memory in bytes of this host, or of the container that this process is in."""
     total: int = psutil.virtual_memory().total
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return total if limit == "max" else min(total, int(limit))
+    for name in _MEMORY_LIMITS:
+        try:
+            limit = (_CGROUPS / name).read_text().strip()
+        except OSError:
+            continue
+        return total if limit == "max" else min(total, int(limit))
+    return total
 
 
 def limit_files(bytes_: int) -> None:
