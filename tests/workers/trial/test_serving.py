@@ -16,7 +16,7 @@ from fxlib import wire
 from fxlib.protocol import workload_from_proto
 from fxlib.reasons import Reason
 from fxlib.runtime.ops import remote_call
-from fxlib.spec.profile import Profile, TensorShape
+from fxlib.spec.profile import Profile, ServerProfile, TensorShape
 from fxlib.spec.workload import RemoteObject, Server, Workload
 from fxlib.v1.workload_pb2 import Workload as Message
 from fxlib.wire import OpaqueRRef
@@ -65,6 +65,19 @@ def test_what_cannot_be_replayed_is_named_with_a_way_out(profile: Profile | None
         serve(profile)
     assert caught.value.reason is Reason.NO_SERVER
     assert words in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "process, concurrency, threads",
+    [("ps0", 4, 16), ("ps0", 20, 20), ("ps0", 500, 64), ("undescribed", 4, 64), ("trainer0", 4, 16)],
+)
+def test_a_server_that_only_replays_has_threads_for_calls_in_their_latency(
+    process: str, concurrency: int, threads: int
+) -> None:
+    figures = ServerProfile(name="ps0", round_trip_s=0.05, concurrency=concurrency, bytes_per_s=1e12)
+    profile = Profile(servers=(figures, replace(figures, name="undescribed")))
+    serving = Serving(nobody_has_any, workload(), profile, ("undescribed",), 1.0)
+    assert serving.concurrent_calls(process) == threads
 
 
 def test_calls_to_a_server_that_the_workload_does_not_have_are_named() -> None:

@@ -34,7 +34,7 @@ from fxlib_workers.trial.failures import (
 from fxlib_workers.trial.frames import MAKE
 from fxlib_workers.trial.host import Ended
 from fxlib_workers.trial.nodes import Nodes
-from fxlib_workers.trial.serving import Serving, concurrent_calls, with_undescribed_servers
+from fxlib_workers.trial.serving import Serving, with_undescribed_servers
 from fxlib_workers.trial.trainer import EncodedProgram
 from fxlib_workers.trial.trial_process import ProcessConfig
 
@@ -103,7 +103,6 @@ class ClusterRun:
         self._settings = nodes.settings
         self._interrupted = interrupted
         self._workload = workload
-        self._profile = profile
         self._serving = Serving(self.ask, workload, profile, undescribed, nodes.settings.start_timeout_s)
         self._processes: list[Process] = []
         self._lifelines: dict[Any, Process] = {}
@@ -176,7 +175,7 @@ class ClusterRun:
         workload = replace(workload, servers=self._workload.servers)
         message = workload_to_proto(workload).message.SerializeToString()
         limit_s = self._settings.start_timeout_s
-        self._workload, self._profile = workload, profile
+        self._workload = workload
         self._serving = Serving(self.ask, workload, profile, undescribed, limit_s)
         self.ask(self.trainers, "switch_program", replace(program, workload=message), timeout_s=limit_s)
 
@@ -298,7 +297,7 @@ class ClusterRun:
                 memory_bytes=self._settings.process_memory_bytes,
                 file_bytes=self._settings.process_file_bytes,
                 threads=self._workload.threads if rank >= servers else 1,
-                concurrent_calls=concurrent_calls(self._profile, process.name),
+                concurrent_calls=self._serving.concurrent_calls(process.name),
             )
             role = "trainer" if rank >= servers else "server"
             calls.append((process, pickle.dumps((MAKE, (role, config)))))

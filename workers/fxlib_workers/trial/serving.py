@@ -61,6 +61,17 @@ class Serving:
         self._timeout_s = timeout_s
         self._plan: ReplayPlan | None = None
 
+    def concurrent_calls(self, process: str) -> int:
+        """Return the number of threads that a process needs for the calls that it answers at the same time.
+
+        A server whose calls are all replayed needs them for calls in their latency, too, which in the job no server has
+        yet, or any more. How many of them are worked on at once is decided by the latency model.
+        """
+        if process in self._undescribed:
+            return _MOST_THREADS
+        recorded = self._profile.server_by_name.get(process) if self._profile is not None else None
+        return max(_LEAST_THREADS, min(_MOST_THREADS, recorded.concurrency if recorded else 0))
+
     def start_replay(self, servers: Sequence[Any], trainers: Sequence[Any], required: Requirements) -> None:
         """Make the servers replay what the original requires and none of them has, if there is a profile.
 
@@ -173,12 +184,6 @@ def _objects_behind_rrefs(workload: Workload, program: EncodedProgram) -> dict[s
         detail = f"the RRef {launchers[0]!r} leads to an object in the launcher itself, which no server of a trial has"
         raise TrialError(Reason.NO_SERVER, f"{detail} ({_HINT_RREFS})")
     return {name: RemoteObject(owner=rref.owner_name(), cls=UNKNOWN_CLASS) for name, rref in unknown.items()}
-
-
-def concurrent_calls(profile: Profile | None, server: str) -> int:
-    """Return the number of threads that a server needs for the calls that it works on at the same time."""
-    recorded = profile.server_by_name.get(server) if profile is not None else None
-    return max(_LEAST_THREADS, min(_MOST_THREADS, recorded.concurrency if recorded else 0))
 
 
 def _recorded_calls_of(

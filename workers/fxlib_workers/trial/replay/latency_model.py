@@ -59,7 +59,7 @@ class LatencyModel:
 
     A call's recorded time is divided: its bytes pass the link to the server and the link back, one message after
     another; its work occupies one of `concurrency` slots, in order of arrival; the rest is latency, which delays no
-    other call. The cost of the trial's own network is subtracted.
+    other call for which the process has a thread. The cost of the trial's own network is subtracted.
 
     Args:
         profile: the server's figures.
