@@ -14,7 +14,7 @@ from torch import nn
 
 from fxlib.runtime.preserve_state import copied, state_kept
 from fxlib.runtime.submodules import local_modules, local_parameters, local_tensors, remote_modules
-from fxlib.utils.compare import same_bits, wraps
+from fxlib.utils.compare import is_freed, kind, same_bits, wraps
 from fxlib.utils.pytree import leaves, structure
 
 RANDOM_GENERATOR = "random generator"
@@ -112,7 +112,9 @@ def _written(value: torch.Tensor, before: object) -> bool:
 def _copied(value: object) -> object:
     if isinstance(value, torch.Generator):
         return value.get_state()
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return kind(value) if is_freed(value) else value.detach().clone()
+    return value
 
 
 def formed(name: str, value: object) -> dict[str, str]:

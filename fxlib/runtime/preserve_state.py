@@ -16,7 +16,7 @@ from torch import nn
 
 from fxlib.errors import PassError
 from fxlib.runtime.submodules import local_modules
-from fxlib.utils.compare import same_bits
+from fxlib.utils.compare import bytes_viewed, is_freed, same_bits, unwrapped
 from fxlib.utils.pytree import is_open, is_plain, leaves, mapped
 
 T = TypeVar("T")
@@ -38,17 +38,14 @@ def state_kept(module: nn.Module) -> Iterator[None]:
     tables = [table for each, _ in flags for table in (each._parameters, each._buffers, vars(each))]
     tables += [vars(each) for each in held if is_plain(each)]
     locations = [
-        (table, name, tensor, tensor.detach().clone())
-        for table in tables
-        for name, tensor in table.items()
-        if isinstance(tensor, torch.Tensor)
+        (table, name, tensor) for table in tables for name, tensor in table.items() if isinstance(tensor, torch.Tensor)
     ]
-    own = {id(tensor) for _, _, tensor, _ in locations}
-    inside = [(each, each.detach().clone()) for each in held if isinstance(each, torch.Tensor) and id(each) not in own]
+    found = [tensor for _, _, tensor in locations] + [each for each in held if isinstance(each, torch.Tensor)]
+    tensors = list({id(tensor): tensor for tensor in found}.values())
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors if not is_freed(tensor)]
     containers = [(each, each.copy()) for each in held if type(each) in (list, dict)]
-    tensors = [(tensor, bits) for _, _, tensor, bits in locations] + inside
-    versions = [(tensor, tensor._version) for tensor, _ in tensors if not tensor.is_inference()]
-    gradients = [(tensor, tensor.grad) for tensor, _ in tensors if tensor.is_leaf]
+    versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
+    gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
     frozen = [(tensor, tensor.requires_grad) for tensor, _ in gradients]
     for tensor, _ in gradients:
         tensor.grad = None
@@ -56,14 +53,14 @@ def state_kept(module: nn.Module) -> Iterator[None]:
         with _generators_kept(held):
             yield
     finally:
-        for tensor, bits in tensors:
+        for tensor, bits in kept:
             if not same_bits(tensor.detach(), bits):
                 put_back(tensor, bits)
         for tensor, version in versions:
             # Tensors that autograd has saved for a later backward are valid again, since their bits are restored.
             if tensor._version != version:
                 torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
-        for table, name, tensor, _ in locations:
+        for table, name, tensor in locations:
             _put(table, name, tensor)
         for container, parts in containers:
             _refill(container, parts)
@@ -96,7 +93,10 @@ def _generators_kept(held: Iterable[Any]) -> Iterator[None]:
 
 
 def put_back(tensor: torch.Tensor, bits: torch.Tensor) -> None:
-    """Write values into a tensor of the same shape, whatever it is: a parameter, expanded, made in inference mode."""
+    """Write values into a tensor of the same shape: a parameter, expanded, made in inference mode, or freed since."""
+    for part in unwrapped(tensor):
+        if is_freed(part):
+            part.untyped_storage().resize_(bytes_viewed(part))
     strides = tensor.stride() if tensor.layout == torch.strided else ()
     # An expansion repeats one element, and torch refuses to write that many times.
     index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)

@@ -54,8 +54,8 @@ def difference(one: object, other: object, tolerance: Tolerance) -> str:
     """Describe how two values differ beyond the tolerance; "" if they do not."""
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
         return "" if _alike(one, other, tolerance) else f"{_shown(one)} and {_shown(other)}"
-    if _kind(one) != _kind(other):
-        return f"{_kind(one)} and {_kind(other)}"
+    if kind(one) != kind(other):
+        return f"{kind(one)} and {kind(other)}"
     if same_bits(one, other):
         return ""
     # With a tolerance, what a sparse tensor stores, and where, does not count, but what it represents.
@@ -71,7 +71,7 @@ def difference(one: object, other: object, tolerance: Tolerance) -> str:
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors of one kind hold the same bits; NaNs are like other bits, and -0 differs from 0."""
-    if _kind(one) != _kind(other):
+    if kind(one) != kind(other):
         return False
     ours, theirs = plain_parts(one), plain_parts(other)
     return _shapes(ours) == _shapes(theirs) and all(
@@ -81,7 +81,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the largest difference of two elements; infinity if two differ of which one is not finite."""
-    if _kind(one) != _kind(other) or one.is_meta:
+    if kind(one) != kind(other) or not _has_values(one):
         return math.inf
     ours, theirs = (_numbers(each).to(torch.complex128) for each in (one, other))
     if ours.shape != theirs.shape:
@@ -134,11 +134,12 @@ def _beyond(one: torch.Tensor, other: torch.Tensor, tolerance: Tolerance) -> tor
     return ~torch.isclose(one.to(wide), other.to(wide), rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def kind(tensor: torch.Tensor) -> str:
+    """Return a tensor's dtype, layout, shape and device in words, and whether its memory was freed."""
     nested = tensor.is_nested  # the shape of such a tensor names its offsets, or is unknown
     shape = "nested" if nested else f"of shape {tuple(tensor.shape)}"
     layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
-    return f"{tensor.dtype}{layout} {shape} on {tensor.device}"
+    return f"{tensor.dtype}{layout} {shape} on {tensor.device}{', freed' if is_freed(tensor) else ''}"
 
 
 def largest_error(value: object, reference: object) -> float:
@@ -163,7 +164,9 @@ def relative_error(value: object, reference: object) -> float:
         return 0.0 if type(value) is type(reference) and value == reference else math.inf
     if value.dtype != reference.dtype or value.is_nested != reference.is_nested:
         return math.inf
-    if not _has_figures(reference) or reference.is_meta:
+    if not (_has_values(value) and _has_values(reference)):
+        return 0.0 if same_bits(value, reference) else math.inf
+    if not _has_figures(reference):
         return 0.0 if same_bits(value.detach().cpu(), reference.detach().cpu()) else math.inf
     wide = torch.complex128 if reference.is_complex() else torch.float64
     ours, theirs = (_numbers(each).cpu().to(wide) for each in (value, reference))
@@ -183,17 +186,50 @@ def wraps(tensor: torch.Tensor) -> bool:
     return _python_dispatch.is_traceable_wrapper_subclass(tensor)
 
 
+def unwrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that a tensor wraps, at any depth; a tensor that wraps none is returned itself."""
+    if not wraps(tensor):
+        return [tensor]
+    with torch._C.DisableTorchFunctionSubclass():
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        return [part for name in names for part in unwrapped(getattr(tensor, name))]
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether memory that a tensor views was freed, as FSDP does between uses; who reads it kills the process.
+
+    Sparse, nested and quantized tensors are taken to have theirs.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(
+            part.layout is torch.strided
+            and not (part.is_nested or part.is_quantized)
+            and part.untyped_storage().nbytes() < bytes_viewed(part)
+            for part in unwrapped(tensor)
+        )
+
+
+def bytes_viewed(tensor: torch.Tensor) -> int:
+    """Return how many bytes of its storage a strided tensor needs, from the first one on."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (int(tensor.storage_offset()) + last + 1) * tensor.itemsize
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_meta or is_freed(tensor))
+
+
 def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors that a tensor consists of, without gradients; a meta tensor has none.
+    """Return the tensors that a tensor consists of, without gradients; one on the meta device, or freed, has none.
 
     A sparse tensor consists of indices and values, coalesced; a quantized one of integers, scales and zero points; a
     nested one of values and sizes; a subclass that wraps others of the parts of these.
     """
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        if wraps(tensor):
-            names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-            return [part for name in names for part in plain_parts(getattr(tensor, name))]
-        return [] if tensor.is_meta else [part.detach().resolve_conj().resolve_neg() for part in _parts(tensor)]
+        there = filter(_has_values, unwrapped(tensor))
+        return [part.detach().resolve_conj().resolve_neg() for each in there for part in _parts(each)]
 
 
 def _compared_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -203,9 +239,8 @@ def _compared_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         if wraps(tensor):
-            names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-            found = [part for name in names for part in _compared_parts(getattr(tensor, name))]
-            return [part for part in found if part.numel()]
+            there = filter(_has_values, unwrapped(tensor))
+            return [part for each in there for part in _compared_parts(each) if part.numel()]
         return plain_parts(tensor) if tensor.is_nested else [_numbers(tensor)]
 
 

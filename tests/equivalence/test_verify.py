@@ -68,6 +68,25 @@ def test_every_difference_is_found_and_named(twist: str, where: str) -> None:
     assert where in [each.where for each in verification.differences]
 
 
+@pytest.mark.parametrize("frees", [False, True])
+def test_a_tensor_whose_memory_is_freed_is_compared_by_that_alone(frees: bool) -> None:
+    class Gathered(nn.Module):
+        def __init__(self, frees: bool) -> None:
+            super().__init__()
+            self.whole, self.frees = torch.ones(3), frees
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.frees:
+                self.whole.untyped_storage().resize_(0)
+            return x * 2
+
+    one, other = Gathered(True), Gathered(frees)
+    found = [str(each) for each in verify(one, other, [torch.ones(3)], reference="float64").differences]
+    assert found == ([] if frees else ["after the run, whole: only the first module has it"])
+    one(torch.ones(3))
+    assert bool(verify(one, one, [torch.ones(3)], rtol=1e-3))
+
+
 @pytest.mark.slow
 def test_one_bit_is_a_difference_unless_tolerated() -> None:
     one, other = pair("")

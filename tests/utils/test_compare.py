@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxlib.utils.compare import Tolerance, difference, relative_error
+from fxlib.utils.compare import Tolerance, difference, largest_difference, relative_error
 
 
 @pytest.mark.slow
@@ -80,3 +80,13 @@ def test_a_tolerance_does_not_ask_how_numbers_are_stored() -> None:
     explicit = torch.sparse_coo_tensor(places, values, (2,), check_invariants=True)
     assert difference(sparse, explicit, WITHIN) == ""
     assert difference(sparse, torch.tensor([0.0, 1.0]).to_sparse(), WITHIN) == "2 of 2 elements differ, by 1 at most"
+
+
+def test_a_tensor_whose_memory_is_freed_is_not_read() -> None:
+    here, freed = torch.ones(3), torch.ones(3)
+    freed.untyped_storage().resize_(0)
+    kind = "torch.float32 of shape (3,) on cpu"
+    assert difference(here, freed, WITHIN) == f"{kind} and {kind}, freed"
+    assert relative_error(freed, here) == relative_error(here, freed) == math.inf
+    assert relative_error(freed, freed) == 0.0
+    assert largest_difference(freed, freed) == math.inf
