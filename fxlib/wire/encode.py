@@ -128,14 +128,14 @@ class _ModuleWriter:
     def _write_class(self, message: pb.Module, module: nn.Module, path: str) -> None:
         if isinstance(module, GraphModule) and (not path or not modules.has_hooks(module)):
             write_body(message.graph, module, self._tables)
-        elif self._write_leaf(message, module):
+        elif self._write_leaf(message, module, path):
             return
         else:
             message.opaque = module._fxlib_label if isinstance(module, OpaqueModule) else label_of(type(module))
-        self._write_tensors(message, module)
+        self._write_tensors(message, module, path)
         self._write_attributes(message, module, path)
 
-    def _write_leaf(self, message: pb.Module, module: nn.Module) -> bool:
+    def _write_leaf(self, message: pb.Module, module: nn.Module, path: str) -> bool:
         """Write a module of torch.nn; return False if it cannot be rebuilt without its constructor."""
         name = modules.class_name(module)
         slots = (*module._parameters.values(), *module._buffers.values())
@@ -148,16 +148,17 @@ class _ModuleWriter:
         ):
             return False
         message.leaf = name
-        self._write_tensors(message, module)
+        self._write_tensors(message, module, path)
         for key, data in attributes.items():
             self._values.write(message.attributes.add(name=key).value, data)
         return True
 
-    def _write_tensors(self, message: pb.Module, module: nn.Module) -> None:
+    def _write_tensors(self, message: pb.Module, module: nn.Module, path: str) -> None:
         for slots, table in ((message.parameters, module._parameters), (message.buffers, module._buffers)):
             for name, tensor in table.items():
                 if tensor is None or is_plain(tensor):
-                    index = None if tensor is None else self.tensors.add(tensor)
+                    label = f"{path}.{name}" if path else name
+                    index = None if tensor is None else self.tensors.add(tensor, label)
                     transient = tensor is not None and name in module._non_persistent_buffers_set
                     slots.add(name=name, tensor=index, transient=transient)
 

@@ -79,14 +79,16 @@ class TensorWriter:
         self._graph = graph
         self._index: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []
+        self._names: list[str] = []
         self._groups: dict[tuple[object, ...], list[int]] = {}
 
-    def add(self, tensor: torch.Tensor) -> int:
-        """Return the index of a plain tensor."""
+    def add(self, tensor: torch.Tensor, name: str = "") -> int:
+        """Return the index of a plain tensor; `name` is its path, if it has one."""
         index = self._index.get(id(tensor))
         if index is None:
             index = self._index[id(tensor)] = len(self._tensors)
             self._tensors.append(tensor)
+            self._names.append(name)
             self._groups.setdefault(storage_key(tensor), []).append(index)
         return index
 
@@ -94,7 +96,7 @@ class TensorWriter:
         """Write all tensors and storages; return the blobs, by SHA-256, of the tensors whose values are to be sent.
 
         Raises:
-            Fault: a tensor on the meta device has no values to send.
+            Fault: a tensor on the meta device, or whose memory was freed, has no values to send.
         """
         for _ in self._tensors:
             self._graph.tensors.add()
@@ -106,7 +108,11 @@ class TensorWriter:
             first = self._tensors[members[0]]
             storage = self._graph.storages.add(bytes=end - start, device="" if first.is_cpu else str(first.device))
             if sent(first):
-                data = self._blob(members, start, end)
+                try:
+                    data = self._blob(members, start, end)
+                except Fault as fault:
+                    fault.inside(f"[{self._names[members[0]]!r}]")
+                    raise
                 storage.data.sha256, storage.data.size = hashlib.sha256(data).hexdigest(), len(data)
                 blobs[storage.data.sha256] = data
         return blobs
@@ -139,6 +145,8 @@ class TensorWriter:
         first = self._tensors[members[0]]
         if first.is_meta:
             raise Fault("a tensor on the meta device has no values", "Encode without weights=True.")
+        if first.untyped_storage().nbytes() < end:  # which `set_` would make larger, with whatever is there
+            raise Fault("its memory was freed, as FSDP does between forwards", "Gather the weights first.")
         dtypes = {self._tensors[index].dtype for index in members}
         flat = torch.empty(0, dtype=torch.uint8, device=first.device)
         flat.set_(first.untyped_storage(), start, (end - start,), (1,))

@@ -251,6 +251,10 @@ def test_what_no_package_can_hold_is_named(tmp_path: Path_) -> None:
     graph_of_it.output(graph_of_it.get_attr("rows"))
     with pytest.raises(WireError, match="tensor 'rows': a package cannot hold a Tensor"):
         fxlib.to_folder(GraphModule(quantized, graph_of_it), tmp_path / "quantized")
+    freed = fxlib.capture(nn.Sequential(nn.Linear(2, 2)))
+    freed.get_parameter("0.weight").untyped_storage().resize_(0)
+    with pytest.raises(WireError, match=r"tensor '0\.weight': its memory was freed"):
+        fxlib.to_folder(freed, tmp_path / "freed")
 
 
 def test_a_package_of_which_not_all_is_written_is_none(tmp_path: Path_, monkeypatch: pytest.MonkeyPatch) -> None:

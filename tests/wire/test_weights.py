@@ -120,8 +120,18 @@ def test_a_blob_that_is_not_what_it_should_be_is_refused(content: bytes) -> None
 def test_weights_on_the_meta_device_have_no_values_to_send() -> None:
     module = symbolic_trace(nn.Linear(3, 2, device="meta"))
     assert wire.decode(wire.encode(module).graph).weight.is_meta
-    with pytest.raises(WireError, match="meta device"):
+    with pytest.raises(WireError, match=r"weights\['weight'\]: a tensor on the meta device"):
         wire.encode(module, weights=True)
+
+
+def test_weights_whose_memory_is_freed_have_no_values_to_send() -> None:
+    module = symbolic_trace(nn.Sequential(nn.Linear(3, 2)))
+    memory = module.get_parameter("0.weight").untyped_storage()
+    memory.resize_(0)
+    assert wire.decode(wire.encode(module).graph).get_parameter("0.weight").shape == (2, 3)
+    with pytest.raises(WireError, match=r"weights\['0\.weight'\]: its memory was freed"):
+        wire.encode(module, weights=True)
+    assert memory.nbytes() == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of a device that is not there")

@@ -33,6 +33,7 @@ from fxlib.runtime.guards.folded_weights import FOLDED, RANK
 from fxlib.runtime.module import outdated
 from fxlib.serialization import files
 from fxlib.serialization.package import parts
+from fxlib.utils.compare import is_freed
 from fxlib.utils.pytree import python_number
 from fxlib.wire import modules
 from fxlib.wire.names import as_name
@@ -353,6 +354,12 @@ class _Collector:
         if not plain or type(value) not in (torch.Tensor, nn.Parameter):
             kind = f"{type(value).__name__} of layout {value.layout} on {value.device}"
             raise WireError(f"a package cannot hold a {kind}", where=f"tensor {dotted!r}", hint=_HINT)
+        if is_freed(value):
+            raise WireError(
+                "its memory was freed, as FSDP does between forwards",
+                where=f"tensor {dotted!r}",
+                hint="Gather the weights first.",
+            )
         other = self._memory.setdefault(value.untyped_storage()._cdata, dotted)
         if other != dotted:
             raise WireError(f"it shares memory with {other!r}", where=f"tensor {dotted!r}", hint=_HINT)
