@@ -8,7 +8,7 @@ import functools
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -43,53 +43,39 @@ def state_kept(module: nn.Module) -> Iterator[None]:
     found = [tensor for _, _, tensor in locations] + [each for each in held if isinstance(each, torch.Tensor)]
     tensors = list({id(tensor): tensor for tensor in found}.values())
     kept = [(tensor, tensor.detach().clone()) for tensor in tensors if not is_freed(tensor)]
-    containers = [(each, each.copy()) for each in held if type(each) in (list, dict)]
-    versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
-    gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
-    frozen = [(tensor, tensor.requires_grad) for tensor, _ in gradients]
-    for tensor, _ in gradients:
-        tensor.grad = None
-    try:
-        with _generators_kept(held):
-            yield
-    finally:
+    trained = [tensor for tensor in tensors if tensor.is_leaf]
+    with ExitStack() as stack:  # it calls all of these, the last one first, even if one raises
+        for tensor in tensors:
+            if not tensor.is_inference():
+                stack.callback(_set_version, tensor, tensor._version)
         for tensor, bits in kept:
-            if not same_bits(tensor.detach(), bits):
-                put_back(tensor, bits)
-        for tensor, version in versions:
-            # Tensors that autograd has saved for a later backward are valid again, since their bits are restored.
-            if tensor._version != version:
-                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+            stack.callback(_set_bits, tensor, bits)
+        for tensor in trained:
+            stack.callback(_set_requires_grad, tensor, tensor.requires_grad)
+            stack.callback(setattr, tensor, "grad", tensor.grad)
+        for each in held:
+            if type(each) in (list, dict):
+                stack.callback(_refill, each, each.copy())
         for table, name, tensor in locations:
-            _put(table, name, tensor)
-        for container, parts in containers:
-            _refill(container, parts)
-        for tensor, gradient in gradients:
-            tensor.grad = gradient
-        for tensor, requires_grad in frozen:
-            if tensor.requires_grad != requires_grad:
-                tensor.requires_grad_(requires_grad)
+            stack.callback(_put, table, name, tensor)
         for each, training in flags:
-            each.training = training
-
-
-@contextmanager
-def _generators_kept(held: Iterable[Any]) -> Iterator[None]:
-    """Restore the random generators of torch, Python and NumPy after a block, and those among some objects."""
-    drawing = [put for each in held if (put := _state_of_generator(each)) is not None]
-    generators = random.getstate(), torch.get_rng_state(), torch.cuda.get_rng_state_all()
-    numpy: Any = sys.modules.get("numpy")
-    numpys = None if numpy is None else numpy.random.get_state()
-    try:
+            stack.callback(setattr, each, "training", training)
+        for put in _states_of_generators(held):
+            stack.callback(put)
+        for tensor in trained:
+            tensor.grad = None
         yield
-    finally:
-        random.setstate(generators[0])
-        torch.set_rng_state(generators[1])
-        torch.cuda.set_rng_state_all(generators[2])
-        for put_state in drawing:
-            put_state()
-        if numpy is not None:
-            numpy.random.set_state(numpys)
+
+
+def _states_of_generators(held: Iterable[Any]) -> Iterator[Callable[[], object]]:
+    """Yield functions that restore the random generators of torch, Python and NumPy, and those among some objects."""
+    yield functools.partial(random.setstate, random.getstate())
+    yield functools.partial(torch.set_rng_state, torch.get_rng_state())
+    yield functools.partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        yield functools.partial(numpy.random.set_state, numpy.random.get_state())
+    yield from (put for each in held if (put := _state_of_generator(each)) is not None)
 
 
 def put_back(tensor: torch.Tensor, bits: torch.Tensor) -> None:
@@ -172,3 +158,19 @@ def _refill(container: Any, parts: Any) -> None:
 
 def _put(table: Any, name: str, tensor: torch.Tensor) -> None:
     table[name] = tensor
+
+
+def _set_requires_grad(tensor: torch.Tensor, requires_grad: bool) -> None:
+    if tensor.requires_grad != requires_grad:
+        tensor.requires_grad_(requires_grad)
+
+
+def _set_bits(tensor: torch.Tensor, bits: torch.Tensor) -> None:
+    if not same_bits(tensor.detach(), bits):
+        put_back(tensor, bits)
+
+
+def _set_version(tensor: torch.Tensor, version: int) -> None:
+    """Make what autograd has saved of a tensor for a later backward valid again, once its bits are restored."""
+    if tensor._version != version:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

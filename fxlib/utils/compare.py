@@ -192,7 +192,8 @@ def unwrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor]
     with torch._C.DisableTorchFunctionSubclass():
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        return [part for name in names for part in unwrapped(getattr(tensor, name))]
+        values = [getattr(tensor, name) for name in names]  # among them what is no tensor: a DTensor's mesh, for one
+        return [part for value in values if isinstance(value, torch.Tensor) for part in unwrapped(value)]
 
 
 def is_freed(tensor: torch.Tensor) -> bool:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, init_device_mesh
 
 from fxlib.runtime.preserve_state import state_kept
+from tests.shared.process_group import process_group
 
 
 class Gathered(nn.Module):
@@ -35,3 +40,32 @@ def test_what_a_block_frees_has_its_memory_and_bits_again() -> None:
         module.resize(0)
     assert module.whole.untyped_storage().nbytes() == 24
     assert module.whole.tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+def spoil(module: Gathered) -> None:
+    with state_kept(module):
+        module.whole.set_(module.whole.untyped_storage(), 0, (3,), (1,))  # which has no room for its four elements
+        nn.init.zeros_(module.layer.bias)
+        module.eval().requires_grad_(False)
+
+
+def test_whatever_can_be_put_back_is_where_something_cannot() -> None:
+    module = Gathered()
+    module.layer(torch.ones(3)).sum().backward()
+    bias, gradient = module.layer.bias.tolist(), module.layer.bias.grad
+    with pytest.raises(RuntimeError, match="must match"):
+        spoil(module)
+    assert module.layer.bias.tolist() == bias
+    assert module.layer.bias.grad is gradient
+    assert module.layer.bias.requires_grad
+    assert module.layer.training
+
+
+def test_a_tensor_spread_over_ranks_is_put_back(tmp_path: Path) -> None:
+    with process_group(tmp_path):
+        rows = DTensor.from_local(torch.ones(3), init_device_mesh("cpu", (1,)))
+        module = nn.Module()
+        module.register_buffer("rows", rows)
+        with state_kept(module):
+            rows.add_(1)
+        assert rows.to_local().tolist() == [1.0] * 3
