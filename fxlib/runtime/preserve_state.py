@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 
 from fxlib.errors import PassError
 from fxlib.runtime.submodules import local_modules
@@ -20,8 +21,9 @@ from fxlib.utils.compare import bytes_viewed, is_freed, same_bits, unwrapped
 from fxlib.utils.pytree import is_open, is_plain, leaves, mapped
 
 T = TypeVar("T")
-_MODULES_OWN = frozenset(vars(nn.Module())) | {"_graph", "_fxlib"}
-"""Attributes of every module (tables of parameters, buffers, submodules and hooks), and those of captured modules."""
+_MODULES_OWN = frozenset(vars(nn.Module())) | {"_graph", "_fxlib", STATE_KEY, REGISTRY_KEY}
+"""Attributes of every module (tables of parameters, buffers, submodules and hooks), of captured modules, and of those
+that functions such as `fully_shard` were called on, whose state is theirs."""
 
 
 @contextmanager

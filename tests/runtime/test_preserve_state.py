@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, init_device_mesh
 
 from fxlib.runtime.preserve_state import state_kept
@@ -69,3 +70,12 @@ def test_a_tensor_spread_over_ranks_is_put_back(tmp_path: Path) -> None:
         with state_kept(module):
             rows.add_(1)
         assert rows.to_local().tolist() == [1.0] * 3
+
+
+def test_what_fsdp_sets_up_in_its_first_forward_stays(tmp_path: Path) -> None:
+    with process_group(tmp_path):
+        module = fully_shard(nn.Linear(3, 1), mesh=init_device_mesh("cpu", (1,)))
+        for keeping in (True, False):
+            with state_kept(module) if keeping else torch.enable_grad():
+                module(torch.ones(2, 3)).sum().backward()
+        assert all(isinstance(each.grad, DTensor) for each in module.parameters())
