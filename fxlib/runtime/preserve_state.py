@@ -17,7 +17,7 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 
 from fxlib.errors import PassError
 from fxlib.runtime.submodules import local_modules
-from fxlib.utils.compare import bytes_viewed, is_freed, same_bits, unwrapped
+from fxlib.utils.compare import bytes_viewed, is_freed, same_bits, unwrapped, wraps
 from fxlib.utils.pytree import is_open, is_plain, leaves, mapped
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def state_kept(module: nn.Module) -> Iterator[None]:
         for tensor in trained:
             stack.callback(_set_requires_grad, tensor, tensor.requires_grad)
             stack.callback(setattr, tensor, "grad", tensor.grad)
-        for each in held:
+        for each in (*held, *map(vars, filter(wraps, tensors))):
             if type(each) in (list, dict):
                 stack.callback(_refill, each, each.copy())
         for table, name, tensor in locations:

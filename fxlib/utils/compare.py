@@ -58,6 +58,8 @@ def difference(one: object, other: object, tolerance: Tolerance) -> str:
         return f"{kind(one)} and {kind(other)}"
     if same_bits(one, other):
         return ""
+    if not _wrap_alike(one, other):
+        return "they wrap tensors differently"
     # With a tolerance, what a sparse tensor stores, and where, does not count, but what it represents.
     ours, theirs = map(plain_parts if tolerance.is_exact else _compared_parts, (one, other))
     if _shapes(ours) != _shapes(theirs):
@@ -74,14 +76,15 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if kind(one) != kind(other):
         return False
     ours, theirs = plain_parts(one), plain_parts(other)
-    return _shapes(ours) == _shapes(theirs) and all(
+    same = _shapes(ours) == _shapes(theirs) and all(
         torch.equal(_bits(mine), _bits(its)) for mine, its in zip(ours, theirs, strict=True) if mine.numel()
     )
+    return same and _wrap_alike(one, other)
 
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the largest difference of two elements; infinity if two differ of which one is not finite."""
-    if kind(one) != kind(other) or not _has_values(one):
+    if kind(one) != kind(other) or not _has_values(one) or not _wrap_alike(one, other):
         return math.inf
     ours, theirs = (_numbers(each).to(torch.complex128) for each in (one, other))
     if ours.shape != theirs.shape:
@@ -170,7 +173,7 @@ def relative_error(value: object, reference: object) -> float:
         return 0.0 if same_bits(value.detach().cpu(), reference.detach().cpu()) else math.inf
     wide = torch.complex128 if reference.is_complex() else torch.float64
     ours, theirs = (_numbers(each).cpu().to(wide) for each in (value, reference))
-    if ours.shape != theirs.shape or not _count_alike(value, reference):
+    if ours.shape != theirs.shape or not _count_alike(value, reference) or not _wrap_alike(value, reference):
         return math.inf
     unequal = ~torch.isclose(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
     if not bool(unequal.any()):
@@ -190,10 +193,31 @@ def unwrapped(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the tensors that a tensor wraps, at any depth; a tensor that wraps none is returned itself."""
     if not wraps(tensor):
         return [tensor]
+    return [part for value in _flattened(tensor)[0] if isinstance(value, torch.Tensor) for part in unwrapped(value)]
+
+
+def _flattened(tensor: torch.Tensor) -> tuple[list[object], object]:
+    """Return what a tensor wraps, tensors for the most part, and its context: a scale, say, or placements on ranks."""
     with torch._C.DisableTorchFunctionSubclass():
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        values = [getattr(tensor, name) for name in names]  # among them what is no tensor: a DTensor's mesh, for one
-        return [part for value in values if isinstance(value, torch.Tensor) for part in unwrapped(value)]
+        names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        return [getattr(tensor, name) for name in names], context
+
+
+def _wrap_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are the same, at any depth, apart from the tensors that they wrap."""
+    if not (wraps(one) and wraps(other)):
+        return wraps(one) == wraps(other)
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        # A context may say whether the tensor takes a gradient, which is no part of its value.
+        one, other = (each.detach() if each.requires_grad else each for each in (one, other))
+    (ours, context), (theirs, its) = _flattened(one), _flattened(other)
+    (mine, form), (others, other_form) = pytree.tree_flatten(context), pytree.tree_flatten(its)
+    # Nested tensors wrap one more once they were asked for the greatest length of a row, which does not count.
+    pairs = [*zip(mine, others, strict=False), *zip(ours, theirs, strict=False)]
+    return form == other_form and all(
+        _wrap_alike(*pair) if all(isinstance(each, torch.Tensor) for each in pair) else _alike(*pair, Tolerance())
+        for pair in pairs
+    )
 
 
 def is_freed(tensor: torch.Tensor) -> bool:

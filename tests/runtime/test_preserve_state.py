@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 
 from fxlib.runtime.preserve_state import state_kept
 from tests.shared.process_group import process_group
+from tests.shared.scaled import Scaled
 
 
 class Gathered(nn.Module):
@@ -70,6 +71,16 @@ def test_a_tensor_spread_over_ranks_is_put_back(tmp_path: Path) -> None:
         with state_kept(module):
             rows.add_(1)
         assert rows.to_local().tolist() == [1.0] * 3
+
+
+def test_what_a_wrapper_keeps_beside_its_tensors_is_put_back() -> None:
+    weight = Scaled(torch.ones(3, dtype=torch.int8), 0.5)
+    integers, module = weight.integers, nn.Module()
+    module.register_buffer("weight", weight)
+    with state_kept(module):
+        weight.integers, weight.scale = torch.zeros(3, dtype=torch.int8), 2.0
+    assert weight.integers is integers
+    assert weight.scale == 0.5
 
 
 def test_what_fsdp_sets_up_in_its_first_forward_stays(tmp_path: Path) -> None:

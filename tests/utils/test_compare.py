@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxlib.utils.compare import Tolerance, difference, largest_difference, relative_error
+from tests.shared.scaled import Scaled
 
 
 @pytest.mark.slow
@@ -80,6 +81,24 @@ def test_a_tolerance_does_not_ask_how_numbers_are_stored() -> None:
     explicit = torch.sparse_coo_tensor(places, values, (2,), check_invariants=True)
     assert difference(sparse, explicit, WITHIN) == ""
     assert difference(sparse, torch.tensor([0.0, 1.0]).to_sparse(), WITHIN) == "2 of 2 elements differ, by 1 at most"
+
+
+@pytest.mark.parametrize("scale, is_same", [(0.5, True), (2.0, False), (-0.5, False), (None, False)])
+@pytest.mark.parametrize("tolerance", [Tolerance(), WITHIN])
+def test_wrappers_differ_in_what_they_keep_beside_the_tensors(
+    scale: float | None, is_same: bool, tolerance: Tolerance
+) -> None:
+    inner = torch.tensor([1, 2], dtype=torch.int8)
+    one, other = Scaled(inner, 0.5), Scaled(inner.clone(), scale)
+    assert difference(one, other, tolerance) == ("" if is_same else "they wrap tensors differently")
+    assert difference(Scaled(one, 1.0), Scaled(other, 1.0), tolerance) == difference(one, other, tolerance)
+    assert relative_error(one, other) == largest_difference(one, other) == (0.0 if is_same else math.inf)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_whether_a_tensor_takes_a_gradient_is_no_part_of_its_value() -> None:
+    one = rows([1.0, 2.0], [3.0])
+    assert difference(one.detach().requires_grad_(), one, Tolerance()) == ""
 
 
 def test_a_tensor_whose_memory_is_freed_is_not_read() -> None:
