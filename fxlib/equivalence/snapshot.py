@@ -28,6 +28,13 @@ class Left:
 
     found: dict[str, object]
     error: Exception | None = None
+    calls: int = 0
+    """How many calls ended without an error."""
+
+    @property
+    def failure(self) -> tuple[int, str] | None:
+        """The number of the call that raised, and the error's class and text; None if none did."""
+        return None if self.error is None else (self.calls, f"{type(self.error).__name__}: {self.error}")
 
 
 def left_behind(module: nn.Module, batches: Sequence[CallArguments], *, grad: bool) -> Left:
@@ -39,7 +46,7 @@ def left_behind(module: nn.Module, batches: Sequence[CallArguments], *, grad: bo
         grad: whether to run backward, too, from every output that takes a gradient; gradients add up over the batches.
     """
     found: dict[str, object] = {}
-    failed: Exception | None = None
+    failed, calls = None, 0
     with state_kept(module):
         flags = _flags(module)
         passing = {name: _copied(each) for name, each in _unsaved(module)}
@@ -47,6 +54,7 @@ def left_behind(module: nn.Module, batches: Sequence[CallArguments], *, grad: bo
             failed = _run(module, batch, found, f"batch {number}, " if len(batches) > 1 else "", grad=grad)
             if failed is not None:
                 break
+            calls += 1
         written = {name: each for name, each in _unsaved(module) if _written(each, passing.get(name))}
         state = _saved(module) | written
         for name, each in state.items():
@@ -55,7 +63,7 @@ def left_behind(module: nn.Module, batches: Sequence[CallArguments], *, grad: bo
         if _flags(module) != flags:
             found["flags of modules and parameters"] = _flags(module)
         found[RANDOM_GENERATOR] = torch.get_rng_state()
-    return Left(found=found, error=failed)
+    return Left(found=found, error=failed, calls=calls)
 
 
 def _run(

@@ -233,7 +233,7 @@ def verify(
     batches, a, b = batches_of(inputs, *more, kwargs=kwargs), as_module(a), as_module(b)
     tolerance = Tolerance(rtol=rtol, atol=atol)
     first, second = (left_behind(module, batches, grad=grad) for module in (a, b))
-    if first.error is not None and second.error is not None and str(first.error) == str(second.error):
+    if first.error is not None and first.failure == second.failure:
         raise PassError(
             f"neither module runs on these inputs: {type(first.error).__name__}: {first.error}",
             where=location_of_failure(a, batches, first.error, grad=grad) or "verify",

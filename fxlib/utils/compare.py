@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils import _python_dispatch
@@ -104,10 +107,32 @@ def _alike(one: object, other: object, tolerance: Tolerance) -> bool:
         ours, theirs = (torch.tensor(each, dtype=torch.complex128) for each in (one, other))
         exact = tolerance.is_exact
         return _packed(one) == _packed(other) if exact else not bool(_beyond(ours, theirs, tolerance))
+    if isinstance(one, (set, frozenset)) and isinstance(other, (set, frozenset)):
+        return _members(one) == _members(other)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(one, (numpy.ndarray, numpy.generic)) and not one.dtype.hasobject:
+        return _same_array(one, other, tolerance)
     try:
         return bool(one == other)
-    except Exception:  # noqa: BLE001 - of an array, for one: what cannot be compared is not known to be the same
+    except Exception:  # noqa: BLE001 - of an array of objects, for one: what cannot be compared is not known to be the same
         return False
+
+
+def _same_array(one: Any, other: Any, tolerance: Tolerance) -> bool:
+    """Return whether two arrays or numbers of NumPy are the same; figures are compared as in tensors."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if one.tobytes() == other.tobytes():
+        return True
+    if tolerance.is_exact or one.dtype.kind not in "fc":
+        return False
+    ours, theirs = (torch.tensor(each.tolist(), dtype=torch.complex128) for each in (one, other))
+    return not bool(_beyond(ours, theirs, tolerance).any())
+
+
+def _members(values: AbstractSet[object]) -> set[tuple[type, object]]:
+    """Return the members of a set with their classes, and numbers by their bits: 1, 1.0 and True are equal."""
+    return {(type(each), _packed(each) if isinstance(each, (float, complex)) else each) for each in values}
 
 
 def _shown(value: object) -> str:

@@ -204,6 +204,27 @@ def test_inputs_that_neither_module_takes_are_an_error_with_its_place() -> None:
         verify(graph, graph, [torch.randn(4, 5)])
 
 
+class Fails(nn.Module):
+    """Raises an error in its call `at`."""
+
+    def __init__(self, error: Exception, at: int = 0) -> None:
+        super().__init__()
+        self.error, self.at = error, torch.tensor(at)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.at:
+            raise self.error
+        self.at.sub_(1)
+        return x
+
+
+@pytest.mark.parametrize("other", [Fails(RuntimeError("too long")), Fails(ValueError("too long"), at=1)])
+def test_errors_of_another_class_or_in_another_call_are_differences(other: Fails) -> None:
+    x = torch.ones(2)
+    verification = verify(Fails(ValueError("too long")), other, [x], [x])
+    assert "batch 0, error" in [each.where for each in verification.differences]
+
+
 def test_it_says_where_a_graph_was_not_what_ran() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     fast = fxlib.optimize(fxlib.capture(model), "inference")

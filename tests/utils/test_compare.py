@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -99,6 +101,30 @@ def test_wrappers_differ_in_what_they_keep_beside_the_tensors(
 def test_whether_a_tensor_takes_a_gradient_is_no_part_of_its_value() -> None:
     one = rows([1.0, 2.0], [3.0])
     assert difference(one.detach().requires_grad_(), one, Tolerance()) == ""
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (np.ones(1, np.float32), np.ones((1, 1), np.float32)),
+        (np.ones(2, np.float32), np.ones(2)),
+        (np.ones(2), np.array([1.0, 2.0])),
+        (np.array(["a"]), np.array(["b"])),
+        (np.float32(0.0), np.float32(-0.0)),
+        ({1}, {True}),
+        (frozenset({0.0}), frozenset({-0.0})),
+    ],
+)
+def test_values_other_than_tensors_differ_in_their_kinds_and_bits(one: object, other: object) -> None:
+    assert difference(one, other, Tolerance()) == f"{one!r} and {other!r}"
+    assert difference(one, copy.deepcopy(one), Tolerance()) == ""
+
+
+def test_a_tolerance_is_for_figures_of_arrays_too() -> None:
+    assert difference(np.array([[1.0, math.nan]]), np.array([[1.0001, math.nan]]), WITHIN) == ""
+    assert difference(np.float32(1.0), np.float32(1.0001), WITHIN) == ""
+    assert difference(np.array([1.0]), np.array([1.1]), WITHIN) == "array([1.]) and array([1.1])"
+    assert difference(np.array([1000]), np.array([1001]), Tolerance(rtol=0.1)) == "array([1000]) and array([1001])"
 
 
 def test_a_tensor_whose_memory_is_freed_is_not_read() -> None:
