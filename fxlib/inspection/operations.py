@@ -209,8 +209,33 @@ def _int8_layer(_x: Any, _scale: Any, _zero: Any, weight: torch.Tensor, *_: Any,
     return 2 * out_val.numel() * math.prod(weight.shape[1:])
 
 
+def _products(rows: torch.Tensor, *weights: torch.Tensor) -> int:
+    """Return the arithmetic of a product of each row with each of some matrices."""
+    return 2 * math.prod(rows.shape[:-1]) * sum(math.prod(each.shape) for each in weights)
+
+
+def _recurrent_layer(x: torch.Tensor, of_inputs: torch.Tensor, of_hidden: torch.Tensor, *_: Any, **__: Any) -> int:
+    return _products(x, of_inputs, of_hidden)
+
+
+def _attention_layer(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, width: int, *_: Any, **__: Any
+) -> int:
+    """Return the arithmetic of four projections and of attention, on which the number of heads has no influence."""
+    shapes = ((each.shape[0], 1, *each.shape[1:]) for each in (query, key, value))
+    rows = sum(math.prod(each.shape[:-1]) for each in (query, key, value, query))
+    return sdpa_flop_count(*shapes) + 2 * rows * width**2
+
+
+def _encoder_layer(x: torch.Tensor, width: int, *others: Any, **_: Any) -> int:
+    return _attention_layer(x, x, x, width) + _products(x, others[12], others[14])  # by the two linear layers' weights
+
+
 _OWN: dict[object, Callable[..., Any]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten.mkldnn_rnn_layer: _recurrent_layer,
+    _aten._native_multi_head_attention: _attention_layer,
+    _aten._transformer_encoder_layer_fwd: _encoder_layer,
     **{getattr(torch.ops.fxlib, name): _int8_layer for name in int8.LAYERS},
 }
 """Operators for which torch has no formula, or has it under another name."""

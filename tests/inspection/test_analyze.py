@@ -75,6 +75,34 @@ def test_shapes_dtypes_and_arithmetic_are_those_of_a_run(name: str) -> None:
     assert name == "bert" or analysis.flops == counter.get_total_flops()
 
 
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return made
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.LSTM(8, 16, num_layers=2, bidirectional=True)),
+        nn.Sequential(nn.TransformerEncoderLayer(8, 2, 32, batch_first=True)),
+        Attends(),
+    ],
+)
+def test_layers_that_torch_runs_as_one_operator_count_as_their_parts(module: nn.Module) -> None:
+    x = torch.randn(5, 7, 8)
+    with torch.backends.mkldnn.flags(enabled=False):
+        parts = analyze(fxlib.capture(module.train()), [x])
+    whole = analyze(fxlib.capture(module.eval()), [x])
+    assert whole.flops == parts.flops > 0
+
+
 def test_the_module_stays_as_it_was() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5))
     module = fxlib.capture(model)
