@@ -435,25 +435,43 @@ def _check(model: Model, how: str, sample_inputs: object) -> None:
             "its forward prepares the reduction of gradients, which a graph would lose", where=where, hint=hint
         )
     for path, module in local_modules(model) if isinstance(model, nn.Module) else ():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise CaptureError(
-                f"{type(module).__name__} is a module of TorchScript, a program of its own that no graph can hold",
-                where=path or type(module).__name__,
-                hint="Put the nn.Module there that it was scripted or traced from.",
-            )
-        held = (*module._parameters.values(), *module._buffers.values())
-        if any(is_lazy(each) for each in held if each is not None):
-            raise CaptureError(
-                f"{type(module).__name__} has parameters without a shape",
-                where=path or type(module).__name__,
-                hint="Run the model on one batch before the capture.",
-            )
+        _check_module(module, where=path or type(module).__name__, is_root=module is model)
     if isinstance(model, nn.Module) and "forward" in model.__dict__:
         raise CaptureError(
             "the model's forward was replaced on the instance, and torch.fx traces that of its class",
             where=type(model).__qualname__,
             hint="Override forward in a subclass.",
         )
+
+
+def _check_module(module: nn.Module, *, where: str, is_root: bool) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"{type(module).__name__} is a module of TorchScript, a program of its own that no graph can hold",
+            where=where,
+            hint="Put the nn.Module there that it was scripted or traced from.",
+        )
+    if _gathers_weights(module, is_root=is_root):
+        raise CaptureError(
+            f"FSDP gathers the weights of {type(module).__name__} around its forward, which a graph would lose",
+            where=where,
+            hint="Call fully_shard on the root alone: what it does is done around the captured forward, too.",
+        )
+    held = (*module._parameters.values(), *module._buffers.values())
+    if any(is_lazy(each) for each in held if each is not None):
+        raise CaptureError(
+            f"{type(module).__name__} has parameters without a shape",
+            where=where,
+            hint="Run the model on one batch before the capture.",
+        )
+
+
+def _gathers_weights(module: nn.Module, *, is_root: bool) -> bool:
+    """Return whether FSDP prepares a module's forward where only the module's own call does."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # who shards a model has imported it
+    if fsdp is None:
+        return False
+    return isinstance(module, fsdp.FullyShardedDataParallel) or (isinstance(module, fsdp.FSDPModule) and not is_root)
 
 
 @contextmanager
