@@ -15,6 +15,7 @@ from statistics import median
 import torch
 from torch.distributed import rpc
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from fxlib.analysis.effects.resources import contract_of_call, function_name
 from fxlib.profiling.server_probe import Probed, Read, probe, unprobed
@@ -114,7 +115,7 @@ def _with_local_work(found: Profile, runs: StepRuns) -> Profile:
 
 def _is_carried(found: Profile) -> bool:
     """Return whether servers take part in backward, which is then complete only in steps that make their calls."""
-    returned = (call.returns for call in found.calls)
+    returned = pytree.tree_leaves([call.returns for call in found.calls])
     return any(each.requires_grad for each in returned if isinstance(each, TensorShape))
 
 

@@ -23,9 +23,9 @@ from fxlib.runtime import ops
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.registry import CREATIONS, TRACKERS, is_batch
 from fxlib.runtime.ops.timeline import Recording, call_name, record
-from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.runtime.tracking.forward_context import Tracked, current_forward
 from fxlib.utils import hardware
+from fxlib.utils.pytree import mapped
 
 _CALIBRATION = 1_000
 
@@ -258,10 +258,9 @@ class Instrumented:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.replays:
-                return _again(*self._kept[name])
+                return _again(self._kept[name])
             result = measured(*args, **kwargs)
-            takes_gradient = isinstance(result, torch.Tensor) and result.requires_grad
-            self._kept[name] = as_it_is(result), takes_gradient
+            self._kept[name] = _again(result)
             return result
 
         return call
@@ -271,8 +270,8 @@ class Instrumented:
 
         def create(*args: Any) -> Any:
             if not self.replays:
-                self._kept[node.name] = creation(*args), False
-            return self._kept[node.name][0]
+                self._kept[node.name] = creation(*args)
+            return self._kept[node.name]
 
         return create
 
@@ -307,9 +306,18 @@ class Instrumented:
                 each.register_hook(arrived)
 
 
-def _again(kept: Any, takes_gradient: bool) -> Any:
-    result = as_it_is(kept)  # the program may write to it
-    return result.requires_grad_() if takes_gradient else result
+def _again(result: Any) -> Any:
+    """Return a result like this one, which the program may write to; its tensors take gradients where that one's do."""
+    try:
+        return mapped(lambda leaf: _another(leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
+    except RecursionError:  # an object holds itself
+        return result
+
+
+@torch.enable_grad()
+def _another(tensor: torch.Tensor) -> torch.Tensor:
+    # A copy of a leaf is none itself: as to a tensor that a server sent, autograd allows writing to it.
+    return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
 
 class _Clock:

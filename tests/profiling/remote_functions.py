@@ -40,6 +40,14 @@ def many(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, list[object]]]:
     return x.long(), {"rest": [3, "words", None, x > 0]}
 
 
+@remote(pure=True)
+def attached(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return two tensors whose backward takes 20 ms here."""
+    made = x.clone().requires_grad_()
+    made.register_hook(lambda _: time.sleep(0.02))
+    return made + 1, {"twice": 2 * made}
+
+
 def unknown(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 

@@ -169,6 +169,18 @@ def test_distributed_autograd_is_measured_in_a_context_of_its_own() -> None:
     assert digests() == servers
 
 
+def test_every_tensor_of_a_result_takes_its_gradient_to_the_server() -> None:
+    class Attached(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, others = rpc.rpc_sync("ps0", far.attached, args=(x,))
+            return cast(torch.Tensor, first.mul_(3.0) * others["twice"])
+
+    contracts = {"tests.profiling.remote_functions:attached": Contract(pure=True, returns=(None, None))}
+    asked = Workload(batches=[torch.ones(3)], mode="distributed")
+    found = fxlib.profile(fxlib.capture(Attached(), contracts=contracts), asked, steps=1)
+    assert found.backward_s >= 0.02
+
+
 def test_a_scheduled_module_is_measured_as_if_its_calls_were_made_one_by_one() -> None:
     captured = fxlib.capture(Clicks())
     scheduled = recipes.apply(captured, recipes.from_passes([("split_calls", {}), ("overlap_calls", {})])).module
