@@ -13,7 +13,7 @@ the tensor, chosen such that two keys of a column coincide as often as was obser
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -296,27 +296,21 @@ def describe(batches: Sequence[Batch], *, count: int, ranges: Mapping[str, Range
             )
     tensors = {name: [each[name] for each in leaves] for name in first.named}
     specs = {name: _describe(name, each, ranges.get(name)) for name, each in tensors.items()}
-    described = {id(tensor): specs[name] for name, tensor in first.named.items()}
-    inputs, kwargs = pytree.mapped(
-        lambda leaf: described[id(leaf)] if isinstance(leaf, torch.Tensor) else leaf,
-        (first.inputs, dict(first.kwargs)),
-    )
+    inputs, kwargs = _mapped(specs.get, first)
     return BatchSpec(inputs=inputs, kwargs=kwargs, target=specs.get("target"), count=count)
 
 
 def with_ranges_of(spec: BatchSpec, batches: Sequence[Batch]) -> BatchSpec:
     """Return a description that draws floats without bounds from the range that they have in batches, zero included."""
-    found = dict[int, Tensors]()
+    found = dict[str, Tensors]()
     for name, tensor in spec.named.items():
         values = [each.named[name] for each in batches if each.named[name].numel()]
         if not (tensor.dtype.is_floating_point and tensor.low is None and values):
             continue
         low, high = min(0.0, *(float(each.min()) for each in values)), max(0.0, *(float(each.max()) for each in values))
         if math.isfinite(low) and math.isfinite(high) and low < high:
-            found[id(tensor)] = replace(tensor, low=low, high=high)
-    inputs, kwargs = pytree.mapped(
-        lambda leaf: found.get(id(leaf), leaf), (spec.inputs, dict(spec.kwargs)), is_leaf=_is_description
-    )
+            found[name] = replace(tensor, low=low, high=high)
+    inputs, kwargs = _mapped(found.get, spec)
     return replace(spec, inputs=inputs, kwargs=kwargs)
 
 
@@ -383,6 +377,13 @@ def _leaves(batch: Batch | BatchSpec) -> dict[str, Any]:
     return found if batch.target is None else {**found, "target": batch.target}
 
 
+def _mapped(function: Callable[[str, Any], Any], batch: Batch | BatchSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the inputs with the result of a function for the name and the value of each leaf, one after another."""
+    names = iter(_leaves(batch))
+    nested = batch.inputs, dict(batch.kwargs)
+    return pytree.mapped(lambda leaf: function(next(names), leaf), nested, is_leaf=_is_description)
+
+
 def _is_description(value: object) -> bool:
     return isinstance(value, Tensors)
 
@@ -435,15 +436,11 @@ def _is_by_chance(repeats: float, tensors: Sequence[torch.Tensor], size: int) ->
 
 
 def _draw_batch(spec: BatchSpec, generator: torch.Generator, before: Mapping[str, torch.Tensor]) -> Batch:
-    names = iter(spec.named)
-    inputs, kwargs = pytree.mapped(
-        lambda leaf: (
-            _draw(name := next(names), leaf, generator, before.get(name), spec.count)
-            if isinstance(leaf, Tensors)
-            else leaf
+    inputs, kwargs = _mapped(
+        lambda name, leaf: (
+            _draw(name, leaf, generator, before.get(name), spec.count) if isinstance(leaf, Tensors) else leaf
         ),
-        (spec.inputs, dict(spec.kwargs)),
-        is_leaf=_is_description,
+        spec,
     )
     target = None if spec.target is None else _draw("target", spec.target, generator, None, spec.count)
     return Batch(inputs=inputs, kwargs=kwargs, target=target)

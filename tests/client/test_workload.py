@@ -7,6 +7,7 @@ import torch
 
 from fxlib import Batch, BatchSpec, Contract, Dense, Server, Table, Tensors, Workload
 from fxlib.errors import WorkloadError
+from fxlib.spec.inputs import with_ranges_of
 
 X, Y = torch.zeros(4, 3), torch.tensor([3, 9, 4])
 
@@ -38,8 +39,30 @@ def test_a_description_holds_shapes_dtypes_and_index_ranges_and_no_value() -> No
 
 def test_a_range_that_is_given_is_told_in_place_of_the_values_own() -> None:
     workload = Workload.describe([(X, Y)], ranges={"input.1": (0, 1000), "input.0": (-1, 1)})
+    assert ranges_of(workload) == [(-1, 1), (0, 1000)]
+
+
+def test_a_tensor_under_several_names_is_described_under_each_as_it_is_there() -> None:
+    ids = [torch.arange(8) + 2 * step for step in range(2)]
+    both = [(each, each) for each in ids]
+    assert ranges_of(Workload.describe(both, ranges={"input.0": (0, 1000)})) == [(0, 1000), (0, 10)]
+    assert ranges_of(Workload.describe([both[0], (ids[0] + 100, ids[0])])) == [(0, 108), (0, 8)]
+    tokens = [torch.arange(64)] * 2
+    model = Workload.describe(tokens, targets=tokens).spec  # a language model's targets are its inputs
+    assert model is not None
+    assert model.inputs[0].repeats == 1.0
+
+
+def test_one_description_has_the_range_that_its_tensor_has_under_each_name() -> None:
+    described = Tensors(shape=(2,), dtype=torch.float32)
+    batch = Batch(inputs=(torch.tensor([0.0, 1.0]), torch.tensor([-2.0, 0.0])))
+    spec = with_ranges_of(BatchSpec(inputs=(described, described)), [batch])
+    assert [(each.low, each.high) for each in spec.inputs] == [(0.0, 1.0), (-2.0, 0.0)]
+
+
+def ranges_of(workload: Workload) -> list[tuple[float | None, float | None]]:
     assert workload.spec is not None
-    assert [(each.low, each.high) for each in workload.spec.inputs] == [(-1, 1), (0, 1000)]
+    return [(each.low, each.high) for each in workload.spec.inputs]
 
 
 def test_a_step_may_take_no_input() -> None:
