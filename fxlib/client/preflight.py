@@ -26,12 +26,11 @@ from fxlib.capture.trace.traced_through import WHOLE
 from fxlib.client.connection import Connection, Deadline
 from fxlib.client.request import Prepared
 from fxlib.errors import PassError, RemoteError
-from fxlib.profiling.live_profile import calls_that_may_write, copy_of, step_context
+from fxlib.profiling.live_profile import calls_that_may_write, copy_of, step_context, step_state_kept
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, is_call, is_issue, is_wait
 from fxlib.runtime.ops.calls import client_of
 from fxlib.runtime.ops.registry import CALLS_BY_NAME, CREATIONS, TRACKERS
-from fxlib.runtime.preserve_state import state_kept
 from fxlib.runtime.submodules import graph_modules, local_tensors
 from fxlib.spec.inputs import Batch
 from fxlib.spec.training import scalar_loss
@@ -230,7 +229,7 @@ def run_sample(captured: GraphModule, workload: Workload) -> bool:
     try:
         records = torch.is_grad_enabled() and workload.mode != "forward"
         recorded: Any = step_context(workload) if rpc.api._is_current_rpc_agent_set() else nullcontext()
-        with recorded, state_kept(model), torch.set_grad_enabled(records):
+        with recorded, step_state_kept(model, workload), torch.set_grad_enabled(records):
             given = _on(device, batch)
             output = model(*given.inputs, **given.kwargs)
             if workload.mode != "forward":

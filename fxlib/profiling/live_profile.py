@@ -6,7 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import cycle, islice
 from statistics import median
@@ -103,10 +103,11 @@ def measured(
     count = steps if steps is not None else (_STEPS_THAT_WRITE if writing else STEPS)
     warmups = 1 if writing else WARMUPS
     module = _sibling(captured)
-    with state_kept(captured):
+    with step_state_kept(captured, described):
         # Calls that write are made no more often than the notes say.
         inputs = _inputs(described, batches_of(count, warmups, calibrates=not writing))
-        step = _Step(module, captured, inputs, workload, pushes=pushes)
+        parameters = [each for part in modules_of_step(captured, described) for each in parameters_in(part)]
+        step = _Step(module, parameters, inputs, workload, pushes=pushes)
         found = measure(
             module,
             step,
@@ -143,7 +144,7 @@ class _Step:
     def __init__(
         self,
         module: CapturedModule,
-        captured: GraphModule,
+        parameters: Sequence[nn.Parameter],
         inputs: Iterator[Batch],
         workload: Workload | None,
         *,
@@ -152,7 +153,7 @@ class _Step:
         self.pushed = 0
         self._pushes = pushes
         self._module = module
-        self._captured = captured
+        self._parameters = parameters
         self._inputs = inputs
         self._workload = workload if workload is not None and workload.mode != "forward" else None
         self._grad_enabled = module._fxlib.conditions.grad_enabled
@@ -163,7 +164,7 @@ class _Step:
             with torch.set_grad_enabled(self._grad_enabled):
                 self._module(*batch.inputs, **batch.kwargs)
             return
-        for parameter in parameters_in(self._captured):
+        for parameter in self._parameters:
             parameter.grad = None
         with step_context(self._workload) as context, torch.enable_grad():
             output = self._module(*batch.inputs, **batch.kwargs)
@@ -243,6 +244,20 @@ def _notes(found: Profile, workload: Workload | None, writing: list[str], runs: 
         yield "the servers' optimizers took no step"
     if workload is not None and workload.accumulation > 1:
         yield f"of {workload.accumulation} backwards for each optimizer step, one is in the figures"
+
+
+def modules_of_step(module: nn.Module, workload: Workload) -> list[nn.Module]:
+    """Return the modules that run in a step: the model, and the loss if it is a graph."""
+    return [module, *([workload.loss] if isinstance(workload.loss, nn.Module) else [])]
+
+
+@contextmanager
+def step_state_kept(module: nn.Module, workload: Workload) -> Iterator[None]:
+    """Let a block run steps from the state of the model and the loss, without gradients, and put everything back."""
+    with ExitStack() as kept:
+        for each in modules_of_step(module, workload):
+            kept.enter_context(state_kept(each))
+        yield
 
 
 @contextmanager

@@ -236,6 +236,22 @@ def test_code_that_may_call_servers_is_not_run_by_the_sample(monkeypatch: pytest
     assert ([] if is_rpc_up else [2]) == RAN
 
 
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, output: Tensor, _: Tensor) -> Tensor:
+        total: Tensor = self.norm(output).sum()
+        return total
+
+
+def test_the_sample_changes_nothing_of_the_loss() -> None:
+    loss = torch.fx.symbolic_trace(Normalized())
+    assert run_sample(fxlib.capture(nn.Linear(4, 4)), Workload(batches=[torch.randn(8, 4)], loss=loss))
+    assert int(loss.get_buffer("norm.num_batches_tracked")) == 0
+
+
 class WritesToAnAnswer(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -48,6 +48,23 @@ def test_nothing_is_changed() -> None:
     assert digests() == servers
 
 
+class LearnedLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.norm = nn.Parameter(torch.ones(4)), nn.BatchNorm1d(4)
+
+    def forward(self, output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, (self.norm(output) * self.scale).square().mean())
+
+
+def test_nothing_of_a_loss_is_changed() -> None:
+    loss = torch.fx.symbolic_trace(LearnedLoss())
+    before = state_of(loss)
+    fxlib.profile(fxlib.capture(nn.Linear(4, 4)), Workload(batches=[torch.randn(8, 4)], loss=loss), steps=1)
+    assert all(torch.equal(before[name], value) for name, value in loss.state_dict().items())
+    assert all(each.grad is None for each in loss.parameters())
+
+
 def test_what_the_steps_tracked_is_not_pushed_later() -> None:
     module = fxlib.capture(Clicks())
     servers = digests()
