@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed import autograd as dist_autograd
 from torch.fx import GraphModule
 
@@ -103,10 +104,12 @@ def measured(
     count = steps if steps is not None else (_STEPS_THAT_WRITE if writing else STEPS)
     warmups = 1 if writing else WARMUPS
     module = _sibling(captured)
-    with step_state_kept(captured, described):
+    trains = workload is not None and workload.mode != "forward"
+    parts = modules_of_step(captured, described) if trains else []
+    parameters = [each for part in parts for each in parameters_in(part)]
+    with step_state_kept(captured, described), _hooks_left_out(parameters) as hooked:
         # Calls that write are made no more often than the notes say.
         inputs = _inputs(described, batches_of(count, warmups, calibrates=not writing))
-        parameters = [each for part in modules_of_step(captured, described) for each in parameters_in(part)]
         step = _Step(module, parameters, inputs, workload, pushes=pushes)
         found = measure(
             module,
@@ -120,6 +123,8 @@ def measured(
         local = workload is not None and workload.mode == "local"
         own_s = optimizer_s(captured, described.trainer_optimizer) if local else 0.0
     notes = list(_notes(found, workload, writing, count + warmups))
+    if hooked:
+        notes.append(f"hooks of {hooked} parameters were left out, and what they take is not in the figures")
     if elsewhere := accelerators_of(captured):
         times = "times of local work are for launching it, not for running it"
         notes.append(f"weights are on {', '.join(elsewhere)}: {times}")
@@ -258,6 +263,39 @@ def step_state_kept(module: nn.Module, workload: Workload) -> Iterator[None]:
         for each in modules_of_step(module, workload):
             kept.enter_context(state_kept(each))
         yield
+
+
+@contextmanager
+def _hooks_left_out(parameters: Sequence[nn.Parameter]) -> Iterator[int]:
+    """Let a block run backwards without the hooks of parameters, and yield how many parameters have some.
+
+    Hooks may do what cannot be put back: an optimizer that steps inside of backward does so in a hook.
+    """
+    hooked = [tables for each in parameters if each.requires_grad and (tables := _hooks_of(each))]
+    kept = [(table, dict(table)) for tables in hooked for table in tables]
+    for table, hooks in kept:
+        table.update(dict.fromkeys(hooks, _no_hook))  # a module that runs otherwise where there are hooks still does
+    try:
+        yield len(hooked)
+    finally:
+        for table, hooks in kept:
+            table.clear()
+            table.update(hooks)
+
+
+def _no_hook(*_: object) -> None:
+    pass
+
+
+def _hooks_of(parameter: nn.Parameter) -> list[dict[int, Any]]:
+    """Return the tables of a parameter's hooks, and of those of the node that accumulates its gradient."""
+    tables = [parameter._backward_hooks, parameter._post_accumulate_grad_hooks]
+    if not parameter.is_inference():  # torch shows the node of no tensor that was made in inference mode
+        node = get_gradient_edge(parameter).node
+        for handle in (node.register_hook(_no_hook), node.register_prehook(_no_hook)):
+            tables.append(handle.hooks_dict_ref())  # a handle alone shows them
+            handle.remove()
+    return [table for table in tables if table]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed import rpc
 
 import fxlib
@@ -63,6 +64,21 @@ def test_nothing_of_a_loss_is_changed() -> None:
     fxlib.profile(fxlib.capture(nn.Linear(4, 4)), Workload(batches=[torch.randn(8, 4)], loss=loss), steps=1)
     assert all(torch.equal(before[name], value) for name, value in loss.state_dict().items())
     assert all(each.grad is None for each in loss.parameters())
+
+
+def test_no_hook_of_a_parameter_runs() -> None:
+    ran: list[str] = []
+    model = nn.Linear(4, 4)
+    accumulates = get_gradient_edge(model.bias).node
+    model.weight.register_hook(lambda _: ran.append("gradient"))
+    model.weight.register_post_accumulate_grad_hook(lambda _: ran.append("step"))
+    accumulates.register_prehook(lambda _: ran.append("before"))
+    accumulates.register_hook(lambda *_: ran.append("after"))
+    found = fxlib.profile(model, Workload(batches=[torch.randn(8, 4)]), steps=1)
+    assert ran == []
+    assert "hooks of 2 parameters were left out, and what they take is not in the figures" in found.notes
+    model(torch.randn(8, 4)).sum().backward()
+    assert sorted(ran) == ["after", "before", "gradient", "step"]
 
 
 def test_what_the_steps_tracked_is_not_pushed_later() -> None:
