@@ -119,7 +119,7 @@ def draw_keys(
 
 def _columns(tensor: torch.Tensor) -> torch.Tensor:
     """Return keys as [rows, columns]."""
-    return tensor.reshape(-1, tensor.shape[-1] if tensor.dim() > 1 else 1).to(torch.int64)
+    return (tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.reshape(-1, 1)).to(torch.int64)
 
 
 def _is_among(keys: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -168,13 +168,15 @@ class Tensors:
     high), with the repetition and unevenness that the docstring of this module describes.
 
     Raises:
-        WorkloadError: a size is negative, only one bound is given, the range is empty, or a figure is out of range.
+        WorkloadError: a size is negative, only one bound is given, the range is empty or does not fit the dtype, or a
+            figure is out of range.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     low: float | None = None
     high: float | None = None
+    """Both bounds are sent as doubles, which are exact for integers up to 2**53."""
     repeats: float | None = None
     """Share of integers that also occur in the same column of the batch before; None leaves it to chance."""
     skew: float = 0.0
@@ -186,12 +188,38 @@ class Tensors:
             raise WorkloadError(f"negative size in {self.shape}", where="Tensors.shape")
         if (self.low is None) != (self.high is None):
             raise WorkloadError("one bound without the other", where="Tensors.low", hint="Give low= and high=.")
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise WorkloadError(f"[{self.low}, {self.high}) is empty", where="Tensors.high", hint="high is exclusive.")
+        if self.low is not None and self.high is not None:
+            _check_bounds(self.dtype, self.low, self.high)
         if self.repeats is not None and not 0 <= self.repeats <= 1:
             raise WorkloadError(f"{self.repeats} is not a share", where="Tensors.repeats")
         if not 0 <= self.skew <= _MAX_SKEW:
             raise WorkloadError(f"{self.skew} is not in 0 to {_MAX_SKEW:g}", where="Tensors.skew")
+
+
+def _check_bounds(dtype: torch.dtype, low: float, high: float) -> None:
+    try:
+        least, most, widest = _limits(dtype)
+    except (TypeError, RuntimeError) as error:
+        raise WorkloadError(f"a range of {dtype} cannot be drawn from", where="Tensors.dtype") from error
+    for name, bound in (("low", low), ("high", high)):
+        if not least <= bound <= most:
+            raise WorkloadError(f"{bound} does not fit {dtype}", where=f"Tensors.{name}")
+    if not (dtype.is_floating_point or dtype.is_complex):
+        low, high = int(low), int(high)  # as they are drawn
+    if not low < high:
+        raise WorkloadError(f"[{low}, {high}) is empty", where="Tensors.high", hint="high is exclusive.")
+    if high - low > widest:
+        raise WorkloadError(f"[{low}, {high}) is too wide to be drawn from", where="Tensors.high")
+
+
+def _limits(dtype: torch.dtype) -> tuple[float, float, float]:
+    """Return the least and the greatest bound, and the greatest width; float32 and int64 are what is drawn."""
+    if dtype.is_floating_point or dtype.is_complex:
+        widest = torch.finfo(torch.float32).max
+        most = min(torch.finfo(dtype).max, widest)
+        return -most, most, widest
+    integers = torch.iinfo(torch.uint8 if dtype == torch.bool else dtype)
+    return integers.min, integers.max + 1, torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,9 +316,11 @@ def describe(batches: Sequence[Batch], *, count: int, ranges: Mapping[str, Range
     leaves = [batch.leaves for batch in batches]
     for name, value in leaves[0].items():
         others = [each[name] for each in leaves]
-        if not isinstance(value, torch.Tensor) and any(repr(other) != repr(value) for other in others):
+        is_tensor = isinstance(value, torch.Tensor)
+        if any(other.dtype != value.dtype if is_tensor else repr(other) != repr(value) for other in others):
             raise WorkloadError(
-                "is not a tensor and differs between batches, which a description cannot express",
+                f"{'has a dtype that' if is_tensor else 'is not a tensor and'} differs between batches, which a "
+                "description cannot express",
                 where=name,
                 hint="Pass real batches, or batches in which it is the same.",
             )
@@ -399,7 +429,7 @@ def _check(batch: Batch, first: Batch, where: str) -> None:
                     hint="Inputs are tensors, numbers, flags, strings, None, and nested containers of them.",
                 )
             continue
-        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
             raise WorkloadError("only dense tensors with values can be sent", where=f"{where} {name}")
     if batch is not first and named.keys() != first.named.keys():
         raise WorkloadError(f"has {', '.join(named)}, and the first batch {', '.join(first.named)}", where=where)
@@ -410,18 +440,30 @@ def _check(batch: Batch, first: Batch, where: str) -> None:
 def _describe(name: str, tensors: Sequence[torch.Tensor], bounds: Range | None) -> Tensors:
     first = tensors[0]
     if bounds is None and not (first.is_floating_point() or first.is_complex() or first.dtype == torch.bool):
-        filled = [tensor for tensor in tensors if tensor.numel()]
+        filled = [tensor.to(torch.int64) for tensor in tensors if tensor.numel()]
         if not filled:
             raise WorkloadError("is empty, so its range is unknown", where=name, hint="Give it in ranges=.")
-        bounds = (min(int(t.min()) for t in filled), max(int(t.max()) for t in filled) + 1)
-    low, high = (None, None) if bounds is None else (float(bounds[0]), float(bounds[1]))
+        bounds = _around(min(int(each.min()) for each in filled), max(int(each.max()) for each in filled) + 1)
+    low, high = (None, None) if bounds is None else bounds
+    try:
+        described = Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high)
+    except WorkloadError as error:
+        raise WorkloadError(str(error), where=name, hint="Give its range in ranges=.") from error
     if low is None or high is None or first.is_floating_point() or first.is_complex() or name == "target":
-        return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high)
+        return described
     size = int(high) - int(low)
     repeats, skew = repeats_in(tensors), skew_of(tensors, size)
     if repeats is not None and not skew and _is_by_chance(repeats, tensors, size):
         repeats = None
-    return Tensors(shape=tuple(first.shape), dtype=first.dtype, low=low, high=high, repeats=repeats, skew=skew)
+    return replace(described, repeats=repeats, skew=skew)
+
+
+def _around(low: int, high: int) -> Range:
+    """Return the narrowest range of floats that holds a range of integers."""
+    least, most = float(low), float(high)
+    least = math.nextafter(least, -math.inf) if least > low else least
+    most = math.nextafter(most, math.inf) if most < high else most
+    return least, most
 
 
 def _is_by_chance(repeats: float, tensors: Sequence[torch.Tensor], size: int) -> bool:
@@ -460,8 +502,6 @@ def _draw(
     if described.low is None or described.high is None:
         raise WorkloadError("integers without a range", where=f"BatchSpec {name}", hint="Give low= and high=.")
     low, size = int(described.low), int(described.high) - int(described.low)
-    if described.repeats is None and not described.skew:
-        return torch.randint(low, low + size, shape, generator=generator).to(dtype)
     keys = draw_keys(
         shape,
         size,

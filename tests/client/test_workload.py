@@ -112,6 +112,12 @@ def test_what_describes_no_step_is_refused_where_it_is_written(message: str) -> 
     assert message in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"batches\[0\] input.0: only dense tensors with values can be sent"):
+        Workload(batches=[torch.nested.nested_tensor([X, X])])
+
+
 def test_a_range_of_no_tensor_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"no tensor is called 'x'. There are input.0, input.1"):
         Workload.describe([(X, Y)], ranges={"x": (0, 1)})
@@ -120,6 +126,63 @@ def test_a_range_of_no_tensor_is_refused() -> None:
 def test_an_empty_index_tensor_needs_a_range() -> None:
     with pytest.raises(WorkloadError, match=r"input.0: is empty, so its range is unknown. Give it in ranges="):
         Workload.describe([torch.zeros(0, dtype=torch.int64)])
+
+
+INT8, INT64, LONG = torch.int8, torch.int64, 2**63
+UNFIT: dict[str, tuple[torch.dtype, float, float]] = {
+    "Tensors.high: 1000 does not fit torch.int8": (INT8, 0, 1000),
+    "Tensors.low: -5 does not fit torch.uint8": (torch.uint8, -5, 5),
+    "Tensors.high: inf does not fit torch.int8": (INT8, 0, float("inf")),
+    "Tensors.low: nan does not fit torch.float32": (torch.float32, float("nan"), 1),
+    "Tensors.high: 3e+38 does not fit torch.float16": (torch.float16, 0, 3e38),
+    "Tensors.high: [0, 0) is empty. high is exclusive.": (INT64, 0, 0.5),
+    f"Tensors.high: [0, {LONG}) is too wide to be drawn from": (INT64, 0, LONG),
+    "Tensors.high: [-3e+38, 3e+38) is too wide to be drawn from": (torch.float64, -3e38, 3e38),
+    "Tensors.dtype: a range of torch.bits8 cannot be drawn from": (torch.bits8, 0, 1),
+}
+
+
+@pytest.mark.parametrize("message", UNFIT)
+def test_a_range_that_does_not_fit_its_dtype_is_refused(message: str) -> None:
+    dtype, low, high = UNFIT[message]
+    with pytest.raises(WorkloadError) as caught:
+        Tensors(shape=(2,), dtype=dtype, low=low, high=high)
+    assert message in str(caught.value)
+
+
+def test_a_range_that_does_not_fit_is_named_by_its_input() -> None:
+    with pytest.raises(WorkloadError, match=r"input.0: Tensors.high: 1000 does not fit torch.int8. Give its range in"):
+        Workload.describe([Y.to(INT8)], ranges={"input.0": (0, 1000)})
+    with pytest.raises(WorkloadError, match=r"input.0: Tensors.high: .* is too wide to be drawn from. Give its range"):
+        Workload.describe([torch.tensor([0, LONG - 1])])
+
+
+@pytest.mark.parametrize("dtype", [INT8, torch.uint16, torch.uint32, INT64])
+def test_integers_of_every_dtype_are_drawn_from_their_whole_range(dtype: torch.dtype) -> None:
+    info = torch.iinfo(dtype)
+    low = max(info.min, info.max - LONG + 2)
+    described = BatchSpec(inputs=(Tensors(shape=(99,), dtype=dtype, low=low, high=info.max + 1),))
+    drawn = Workload(batches=described).samples[0].inputs[0].to(INT64)
+    assert low <= int(drawn.min()) < int(drawn.max()) <= info.max
+    assert ranges_of(Workload.describe([Y.to(dtype)])) == [(3, 10)]
+
+
+def test_integers_that_no_float_holds_are_in_the_range_that_is_told() -> None:
+    for value in (2**53 + 1, 1_730_000_000_000_000_123, -(2**53) - 1):
+        ((low, high),) = ranges_of(Workload.describe([torch.full((4,), value)]))
+        assert low is not None
+        assert high is not None
+        assert low <= value < high <= low + 512
+
+
+def test_keys_of_no_column_are_described_and_drawn() -> None:
+    described = Workload.describe([torch.zeros(4, 0, dtype=INT64)] * 2, ranges={"input.0": (0, 5)})
+    assert described.samples[0].inputs[0].shape == (4, 0)
+
+
+def test_inputs_whose_dtypes_differ_cannot_be_described() -> None:
+    with pytest.raises(WorkloadError, match=r"input.0: has a dtype that differs between batches"):
+        Workload.describe([Y, torch.tensor([float("nan")])])
 
 
 def test_state_of_a_server_that_makes_no_sense_is_refused() -> None:
