@@ -29,8 +29,11 @@ _CALL_S = 4e-6
 """Seconds for each call in such a message."""
 _KEYS_S = 1.5e-5
 """Seconds for each call whose keys are compared with those that a push changes."""
-_STEADY = 4
-"""Number of steps over which a steady step is measured, after those that fill the pipeline."""
+_WARMUPS = 4
+"""Number of periods after which steps are taken to be alike. A period is a step for each batch that is on the way at
+once: where reads take several steps, one of these steps waits for them, and the others do not."""
+_MEASURED = 2
+"""Number of periods over which a steady step is measured, after those."""
 _MOST_DEPTH = 8
 """Depth beyond which a deeper pipeline is assumed to change nothing."""
 
@@ -101,12 +104,12 @@ class _SimulatedSteps(SimulatedStep):
 
     def steady(self) -> tuple[float, Timeline]:
         """Return the seconds of a steady step, and a timeline of two consecutive ones."""
-        ends_s = [0.0]
-        for _ in range(self._depth + 1 + _STEADY):
+        ends_s, measured = [0.0], _MEASURED * (self._depth + 1)
+        for _ in range(_WARMUPS * (self._depth + 1) + measured):
             self._run_step()
             ends_s.append(self.now_s)
         timeline = Timeline(spans=tuple(self.spans), step_s=self.now_s).between(ends_s[-3], ends_s[-1], steps=2)
-        return (ends_s[-1] - ends_s[-1 - _STEADY]) / _STEADY, timeline
+        return (ends_s[-1] - ends_s[-1 - measured]) / measured, timeline
 
     def _run_step(self) -> None:
         reads = self._to_come.popleft() if self._to_come else []

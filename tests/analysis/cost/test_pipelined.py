@@ -64,6 +64,15 @@ def test_a_read_of_what_nobody_writes_has_a_step_and_the_wait_in_its_own_to_come
         assert found.step_s == found.by_way[Way.NOTHING_WRITTEN]
 
 
+@pytest.mark.parametrize("lookup_ms, work_ms, depth", [(80, 1, 8), (40, 2, 5), (80, 9, 8)])
+def test_a_read_of_several_steps_is_waited_for_once_for_all_that_were_on_the_way(
+    lookup_ms: float, work_ms: float, depth: int
+) -> None:
+    known = profile([call("a", lookup_ms)], {"top": work_ms})
+    found = predict_pipelined(one_lookup(), known, Loop(depth=depth))
+    assert found.step_s == pytest.approx((lookup_ms + work_ms) / (depth + 1) * MS, abs=COSTS)
+
+
 @pytest.mark.parametrize("share, with_state", [(0.0, None), (1.0, None), (0.0, f"{ps.__name__}:lookup_with_state")])
 def test_a_read_of_what_a_push_writes_travels_with_it_or_ahead_by_keys(share: float, with_state: str | None) -> None:
     contract = replace(of_ps(ps.lookup), with_state=with_state)
