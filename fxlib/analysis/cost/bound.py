@@ -11,8 +11,8 @@ the program, its calls sent singly or coalesced:
   of an earlier call does not wait for that call's answer. Loss, backward, the rest and the pushes follow; the pushes
   take at least the issue and the service of the longest, and the work that all of them together make for a server.
 - *server*: a server's workers share its work evenly at best. Each call takes at least the work that it adds to a batch,
-  and a batch takes at least as long as the longest of its calls. Where nothing could be repeated on a server to see how
-  many calls it works on at once, that may be all of them.
+  less what the batch moves from the server to the RPC layer, and a batch takes at least as long as the longest of its
+  calls. Where nothing could be repeated on a server to see how many calls it works on at once, that may be all of them.
 - *transfer*: each link carries all bytes that cross it, one after another.
 
 In a loop under `fxlib.pipeline`, servers and links work in parallel with the trainer, so their terms are just their
@@ -30,12 +30,12 @@ from dataclasses import dataclass, field, replace
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.analysis.cost.costs import CallCost, Costs, Loop, issue_of, work_s
+from fxlib.analysis.cost.costs import ITEM_INTAKE_SHARE, CallCost, Costs, Loop, intake_s, issue_of, work_s
 from fxlib.analysis.cost.simulate import gradients
 from fxlib.analysis.effects.dependencies import Cause, Dependencies
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.prologue import CallAhead, Way
-from fxlib.spec.profile import Profile, Push, Spread
+from fxlib.spec.profile import Profile, Push, ServerProfile, Spread
 from fxlib.spec.report import Span, Timeline
 
 _IN_TURN = frozenset({Cause.SERVER, Cause.COMMIT})
@@ -243,12 +243,31 @@ class _Terms:
     def _work_of(self, to: str, calls: Sequence[CallCost]) -> float:
         """Return how long a server is busy with calls at least, with all of its workers in parallel."""
         server = self._costs.servers[to]
-        works = [work_s(call, server) for call in calls]
         if server.concurrency == 1 and to not in self._tried:
-            return max(works)
-        added = [self._added_s(call) for call in calls]
-        pairs = zip(calls, works, added, strict=True)
-        return sum(least if _may_coalesce(call) else work for call, work, least in pairs) / server.concurrency
+            return max(work_s(call, server) for call in calls)
+        together = [call for call in calls if _may_coalesce(call)]
+        if len(together) < 2:
+            return sum(work_s(call, server) for call in calls) / server.concurrency
+        alone_s = sum(work_s(call, server) for call in calls if not _may_coalesce(call))
+        return (alone_s + max(self._work_together(together, server), 0.0)) / server.concurrency
+
+    def _work_together(self, calls: Sequence[CallCost], server: ServerProfile) -> float:
+        """Return the least work of calls that may share messages: each alone, in turn, or side by side with others.
+
+        Where it was not measured what a further call adds, a batch may move more work to the RPC layer than one of its
+        calls has, at the expense of the others; so the least work of a call may be negative.
+        """
+        moved_s = ITEM_INTAKE_SHARE * max(intake_s(call, server) for call in calls)
+        total_s = 0.0
+        for call in calls:
+            alone_s = work_s(call, server)
+            in_turn_s = alone_s - moved_s if server.per_turn_s is None else max(server.per_turn_s - moved_s, 0.0)
+            ways = [alone_s, in_turn_s]
+            if call.contract is not None and call.contract.batchable:
+                side_s = server.per_item_s
+                ways.append(alone_s / server.concurrency - moved_s if side_s is None else max(side_s - moved_s, 0.0))
+            total_s += min(ways)
+        return total_s
 
     def _added_s(self, call: CallCost) -> float:
         """Return the least that a call adds to its server's work on a batch."""

@@ -277,7 +277,7 @@ def message_of(
     """
     alone = [sum(work_s(call, server) for call in chain) for chain in chains or [[call] for call in calls]]
     sent, returned = sum(call.request_bytes for call in calls), sum(call.response_bytes for call in calls)
-    first_s = max(_intake_s(call, server) for call in calls)
+    first_s = max(intake_s(call, server) for call in calls)
     work = batch_work_s(alone, server, serial=serial)
     further_s = min(ITEM_INTAKE_SHARE * first_s * (len(calls) - 1), max(work - max(alone), 0.0))
     return MessageCost(
@@ -318,12 +318,13 @@ def work_s(call: CallCost, server: ServerProfile) -> float:
 def _overhead_s(call: CallCost, server: ServerProfile) -> float:
     """Return the part of a call's service that is neither work nor transfer; a round trip includes an issue."""
     least_s = max(server.round_trip_s - call.issue_s, 0.0)
-    return min(max(least_s, _intake_s(call, server)), max(call.service_s - transfer_s(call, server), 0.0))
+    return min(max(least_s, intake_s(call, server)), max(call.service_s - transfer_s(call, server), 0.0))
 
 
-def _intake_s(call: CallCost, server: ServerProfile) -> float:
-    intake_s = INTAKE_SHARE * server.round_trip_s if server.per_call_s is None else server.per_call_s
-    return min(intake_s, max(call.service_s - transfer_s(call, server), 0.0))
+def intake_s(call: CallCost, server: ServerProfile) -> float:
+    """Return the part of a call's service that is the RPC layer's work on it, in seconds."""
+    most_s = INTAKE_SHARE * server.round_trip_s if server.per_call_s is None else server.per_call_s
+    return min(most_s, max(call.service_s - transfer_s(call, server), 0.0))
 
 
 def transfer_s(call: CallCost, server: ServerProfile) -> float:

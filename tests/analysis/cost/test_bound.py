@@ -157,6 +157,50 @@ def test_a_slow_server_is_a_bound_of_its_own() -> None:
     assert (found.limiting, round(found.step_s / MS, 6)) == ("server", 12)
 
 
+def lookups(
+    tables: int, each: int, known: ServerProfile, dice: random.Random | None = None
+) -> tuple[CapturedModule, Profile]:
+    """Reads of one server's tables, each of which has a batched form, of 0.6 ms, or of what the dice give."""
+    program, reads, calls = Sketch("ids"), [], []
+    for table in range(tables):
+        contract = replace(READ, batchable=dice is not None and dice.random() < 0.5, batched_by=f"shop:many{table}")
+        for place in range(each if dice is None else dice.randint(1, each)):
+            read = program.call(f"c{table}_{place}", *program.inputs, contract=contract)
+            read.args = (read.args[0], f"shop:f{table}", *read.args[2:])
+            reads.append(read)
+            took_ms = 0.6 if dice is None else 3 * dice.random()
+            calls.append(replace(call(read.name, took_ms), function=f"shop:f{table}"))
+    return program.returns(*reads), profile(calls, {}, known)
+
+
+def least_of(module: CapturedModule, known: Profile) -> float:
+    return bound(recipes.apply(module, SPLIT, profile=known).module, known, typical=True).step_s
+
+
+@pytest.mark.parametrize("tables, each", [(2, 9), (4, 9), (3, 17)])
+def test_what_a_batch_moves_to_the_rpc_layer_is_no_work_of_its_server(tables: int, each: int) -> None:
+    busy = server(round_trip_s=0.4 * MS, concurrency=1, per_call_s=0.4 * MS, per_item_s=0.2 * MS, per_turn_s=0.2 * MS)
+    module, known = lookups(tables, each, busy)
+    assert least_of(module, known) == pytest.approx(tables * each * (0.2 - 0.25 * 0.4) * MS)
+    assert least_of(module, known) <= predict(recipes.apply(module, profile=known).module, known).step_s
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_schedule_of_a_busy_server_beats_the_bound(seed: int) -> None:
+    dice = random.Random(seed)
+    some = [dice.choice([None, dice.random() * MS]) for _ in range(3)]
+    busy = replace(
+        server(round_trip_s=dice.random() * MS, concurrency=dice.choice([1, 2, 4])),
+        per_call_s=some[0],
+        per_item_s=some[1],
+        per_turn_s=some[2],
+    )
+    module, known = lookups(4, 10, busy, dice)
+    for recipe in ("schedule", SPLIT, TOGETHER):
+        found = predict(recipes.apply(module, recipe, profile=known).module, known)
+        assert least_of(module, known) <= found.step_s * (1 + 1e-9)
+
+
 def test_a_server_that_nothing_was_repeated_on_may_work_on_all_calls_at_once() -> None:
     program = Sketch("ids")
     issued = [program.issue(name, *program.inputs, contract=None) for name in ("a", "b")]
