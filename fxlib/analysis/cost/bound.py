@@ -194,7 +194,7 @@ class _Terms:
                     start = max(start, ends[source] if waits and not early else issued[source])
             out_s = start + self._issue_s(node)
             issued.append(start if self._shares_issue(node) else out_s)
-            ends.append(out_s + self._answer_s(node))
+            ends.append(self._answered_s(node, out_s))
             is_wait = effects.per_node[position].part is Part.WAIT
             sent.append(sent[effects.index[issue_of(node)]] if is_wait else issued[-1])
         return max(
@@ -226,11 +226,16 @@ class _Terms:
             return min(call.issue_s for call in message.calls)
         return 0.0 if node in self._costs.results else self._costs.seconds[node]
 
-    def _answer_s(self, node: Node) -> float:
-        """Return how long the answer takes from there: its cheapest call's service at least; for a wait, the wait."""
-        message, call = self._costs.messages.get(node), self._costs.results.get(node)
+    def _answered_s(self, node: Node, issued_s: float) -> float:
+        """Return when a node has its answer: its cheapest call's service later at least; for a wait, the wait."""
+        message = self._costs.messages.get(node)
         service_s = 0.0 if message is None else min(call.service_s for call in message.calls)
-        return service_s + (0.0 if call is None else min(call.wait_s, self._costs.seconds[node]))
+        return issued_s + service_s + self._join_s(node)
+
+    def _join_s(self, node: Node) -> float:
+        """Return how long the trainer's thread takes over an answer that is there, if the node returns it."""
+        call = self._costs.results.get(node)
+        return 0.0 if call is None else min(call.wait_s, self._costs.seconds[node])
 
     def _server_s(self) -> float:
         """Return the longest time that one server is busy with the step, and what must come after it."""
@@ -376,13 +381,13 @@ class _PipelinedTerms(_Terms):
         return 0.0 if node in self._ahead else super()._issue_s(node)
 
     @override
-    def _answer_s(self, node: Node) -> float:
-        """Return how long it takes from a node's issue to its answer; for a read that ran ahead, what is left of it."""
-        ahead, result = self._ahead.get(node), self._costs.results.get(node)
+    def _answered_s(self, node: Node, issued_s: float) -> float:
+        """Return when a node has its answer; what is left of a read that ran ahead passes from the step's start on."""
+        ahead = self._ahead.get(node)
         if ahead is None:
-            return super()._answer_s(node)
+            return super()._answered_s(node, issued_s)
         left_s = min(self._left_s(call, ahead.way) for call in self._costs.messages[node].calls)
-        return left_s + (0.0 if result is None else min(result.wait_s, self._costs.seconds[node]))
+        return max(issued_s, left_s) + self._join_s(node)
 
     def _left_s(self, call: CallCost, way: Way | None) -> float:
         """Return how long after the last push a read is answered: behind that, it is made of what this changes."""

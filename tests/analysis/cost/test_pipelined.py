@@ -110,6 +110,16 @@ def test_a_timeline_shows_two_steps_one_after_another() -> None:
     assert forwards[0].end_s <= forwards[1].start_s
 
 
+def test_a_read_that_ran_ahead_is_on_its_way_during_the_work_that_its_step_does_before_it() -> None:
+    program = Sketch("x")
+    dense = program.work("dense", torch.sin, program.inputs[0])
+    module = program.returns(dense, program.call("a", program.inputs[0]))
+    known, loop = profile([call("a", 8.0)], {"dense": 5.0}), Loop(depth=1)
+    limit = bound_pipelined(recipes.apply(module, recipes.from_passes([("split_calls", {})])).module, known, loop)
+    assert limit.step_s == pytest.approx(5.0 * MS)
+    assert limit.step_s <= predict_pipelined(recipes.apply(module, profile=known).module, known, loop).step_s
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_no_loop_is_simulated_to_be_shorter_than_the_bound(seed: int) -> None:
     dice = random.Random(seed)
