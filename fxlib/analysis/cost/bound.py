@@ -35,6 +35,7 @@ from fxlib.analysis.cost.simulate import gradients
 from fxlib.analysis.effects.dependencies import Cause, Dependencies
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.prologue import CallAhead, Way
+from fxlib.analysis.effects.resources import ServerState
 from fxlib.spec.profile import Profile, Push, ServerProfile, Spread
 from fxlib.spec.report import Span, Timeline
 
@@ -178,7 +179,7 @@ class _Terms:
 
     def _forward_s(self) -> float:
         """Return the longest path through the forward."""
-        costs, effects = self._costs, self._dependencies.effects
+        effects = self._dependencies.effects
         issued: list[float] = []
         ends: list[float] = []
         sent: list[float] = []
@@ -186,12 +187,10 @@ class _Terms:
         for position, node in enumerate(self._nodes):
             start = 0.0
             for source, why in self._dependencies.before(position):
-                waits = effects.per_node[position].part is Part.WAIT or self._nodes[source] in costs.results
-                early = why in _AT_ISSUE or (why is Cause.SERVER and effects.per_node[position].part is Part.LOCAL)
                 if why in _IN_TURN and self._may_follow(node, self._nodes[source]):
                     start = max(start, sent[source])
                 else:
-                    start = max(start, ends[source] if waits and not early else issued[source])
+                    start = max(start, (ends if self._needs_answer(position, source, why) else issued)[source])
             out_s = start + self._issue_s(node)
             issued.append(start if self._shares_issue(node) else out_s)
             ends.append(self._answered_s(node, out_s))
@@ -201,6 +200,17 @@ class _Terms:
             (end if self._is_joined(node) else out for node, out, end in zip(self._nodes, issued, ends, strict=True)),
             default=0.0,
         )
+
+    def _needs_answer(self, position: int, source: int, why: Cause) -> bool:
+        """Return whether a node must come after the answer to a call before it, and not just after the call's issue."""
+        node, other, per_node = self._nodes[position], self._nodes[source], self._dependencies.effects.per_node
+        if other not in self._costs.results:
+            return per_node[position].part is Part.WAIT and issue_of(node) is other
+        if why is Cause.SERVER and per_node[source].part is Part.CALL:
+            # Only a write on a server ends with its answer; what else orders calls, such as their peers, ends before.
+            is_write = any(isinstance(each, ServerState) for each in per_node[source].writes)
+            return is_write and per_node[position].part is not Part.LOCAL
+        return why not in _AT_ISSUE
 
     def _may_follow(self, node: Node, other: Node) -> bool:
         """Return whether a call may share the message of an earlier one, and so need not wait for its answer."""

@@ -220,6 +220,41 @@ def test_the_bound_of_a_program_is_that_of_its_split_form() -> None:
     assert bound(module, known).step_s == bound(recipes.apply(module, SPLIT).module, known).step_s
 
 
+def program_with_peers(dice: random.Random) -> tuple[CapturedModule, Profile]:
+    """A few collectives, calls, issues of the program's own, and work, each on values made before."""
+    program = Sketch("x", "ids")
+    values, calls, work, in_flight = list(program.inputs), [], {}, []
+    for place in range(dice.randint(3, 7)):
+        value, kind = dice.choice(values), dice.choice(["collective", "call", "issue", "wait", "work"])
+        name, took_ms = f"{kind}{place}", 10 * dice.random()
+        if kind == "collective":
+            values.append(program.collective(name, value))
+            calls.append(replace(call(name, took_ms, to="process group 0"), function="all_reduce"))
+        elif kind == "call":
+            values.append(program.call(name, value, contract=dice.choice([READ, WRITE, PUSH, None])))
+            calls.append(call(name, took_ms))
+        elif kind == "issue":
+            in_flight.append(program.issue(name, value, contract=dice.choice([READ, WRITE, None])))
+            calls.append(call(name, took_ms))
+        elif kind == "wait" and in_flight:
+            issue = in_flight.pop()
+            values.append(program.wait(f"wait_{issue.name}", issue))
+        else:
+            values.append(program.work(name, torch.add, value, dice.choice(values)))
+            work[name] = took_ms / 2
+    values.extend(program.wait(f"wait_{issue.name}", issue) for issue in in_flight)
+    return program.returns(*values[2:]), profile(calls, work, server(), server("process group 0"))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_bound_of_a_program_with_peers_is_that_of_its_split_form(seed: int) -> None:
+    module, known = program_with_peers(random.Random(seed))
+    least_s = bound(module, known).step_s
+    assert least_s == pytest.approx(bound(recipes.apply(module, SPLIT, profile=known).module, known).step_s)
+    for recipe in ("schedule", SPLIT, TOGETHER):
+        assert least_s <= predict(recipes.apply(module, recipe, profile=known).module, known).step_s * (1 + 1e-9)
+
+
 def test_a_bound_can_be_drawn() -> None:
     found = bound(two_lookups(), profile([call("a", 5), call("b", 7)], {"dense": 3, "both": 1}, backward_s=2))
     assert found.timeline.step_s == found.step_s
