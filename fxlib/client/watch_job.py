@@ -82,7 +82,8 @@ class _Stream:
         self.said = ""
 
     def __call__(self, left_s: float) -> bool:
-        request, done = jobs_pb2.WatchJobRequest(job_id=self._job_id, after_sequence=self._last), False
+        before, done = self._last, False
+        request = jobs_pb2.WatchJobRequest(job_id=self._job_id, after_sequence=before)
         try:
             for answer in self._stub.WatchJob(request, timeout=min(STREAM_S, left_s)):
                 event = event_from_proto(answer.event)
@@ -95,6 +96,10 @@ class _Stream:
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
+        else:
+            if self._last == before:  # a job that is done has nothing to tell those who heard it all
+                asked = jobs_pb2.GetJobRequest(job_id=self._job_id)
+                done = job_from_proto(self._stub.GetJob(asked, timeout=left_s).job).done
         return done
 
 

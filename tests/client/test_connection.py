@@ -1,12 +1,15 @@
 """A call outlasts what passes, and gives up on what does not."""
 
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
 
 import grpc
 import pytest
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
+from typing_extensions import override
 
 from fxlib.client.connection import Connection, Deadline
 from fxlib.client.watch_job import follow, get_job
@@ -103,6 +106,30 @@ def test_events_come_once_and_in_order_over_many_streams(service: Scripted, conn
     assert service.asked_after == [0, 2, 4, 6]
 
 
+class _CutAtTheEnd(Scripted):
+    """Breaks the first stream of events after the last one, before the stream's end."""
+
+    @override
+    def WatchJob(self, request: Any, context: Any) -> Iterator[Any]:
+        yield from super().WatchJob(request, context)
+        if self.calls["WatchJob"] == 1:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the line went dead")
+
+
+def test_a_stream_that_breaks_after_the_last_event_has_told_that_the_job_is_done() -> None:
+    service, seen = _CutAtTheEnd(), list[Event]()
+    with serving(service) as address, closing(Connection(address)) as connection:
+        assert follow(connection, "job-1", Deadline(60), seen.append).done
+    assert [each.sequence for each in seen] == [1, 2]
+
+
+def test_a_job_whose_events_were_all_heard_before_is_done(service: Scripted, connection: Connection) -> None:
+    seen = list[Event]()
+    assert follow(connection, "job-1", Deadline(60), seen.append, after=2).done
+    assert not seen
+    assert service.asked_after == [2]
+
+
 def test_following_outlasts_a_restart_of_the_service(service: Scripted) -> None:
     address, seen = f"127.0.0.1:{free_port()}", list[Event]()
     service.events_per_stream = 1
@@ -122,7 +149,7 @@ def test_following_outlasts_a_restart_of_the_service(service: Scripted) -> None:
 
 
 def test_a_stream_that_ends_early_is_not_opened_in_a_hurry(service: Scripted, connection: Connection) -> None:
-    service.events = []
+    service.events, service.job.state = [], RUNNING
 
     def streams() -> int:
         before = service.calls["WatchJob"]

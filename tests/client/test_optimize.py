@@ -214,7 +214,7 @@ def test_a_refusal_at_any_point_costs_a_warning(
 
 @pytest.mark.slow
 def test_a_service_that_is_too_slow_costs_the_deadline(service: Scripted, client: Client, graph: GraphModule) -> None:
-    service.events = [event(1, RUNNING, "qps")]
+    service.events, service.job.state = [event(1, RUNNING, "qps")], RUNNING
     with pytest.warns(FxlibWarning, match="job job-1 is not done within"):
         result = ask(client, graph, deadline_s=5.0)
     assert result.module is graph
