@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
+import grpc
+
 from fxlib.client.connection import Connection, Deadline
 from fxlib.errors import LimitError, RejectedError, WireError
 from fxlib.protocol import LEASE, blob_to_proto
@@ -61,8 +63,9 @@ def download(connection: Connection, blob: Blob, deadline: Deadline) -> bytes:
     """
     if blob.size > MAX_GRAPH_BYTES:
         raise LimitError(f"{blob.size} bytes are more than {MAX_GRAPH_BYTES}", where=f"blob {blob.sha256}")
-    read = _Download(connection, blob, deadline)
-    connection.call("fetching the rewritten graph", read, deadline)
+    read = _Download(connection, blob)
+    while not connection.call("fetching the rewritten graph", read, deadline):
+        pass
     data = bytes(read.data)
     if hashlib.sha256(data).hexdigest() != blob.sha256:
         raise WireError("the bytes received are not those that were announced", where=f"blob {blob.sha256}")
@@ -106,15 +109,25 @@ class _Part:
 
 
 class _Download:
-    """The download of one blob; each attempt continues where the last one ended."""
+    """The download of one blob, each attempt from where the last one ended; calling it returns whether it has ended.
 
-    def __init__(self, connection: Connection, blob: Blob, deadline: Deadline) -> None:
-        self._stub, self._blob, self._deadline = connection.blobs, blob, deadline
+    An attempt that runs out of time has failed only if it brought nothing.
+    """
+
+    def __init__(self, connection: Connection, blob: Blob) -> None:
+        self._stub, self._blob = connection.blobs, blob
         self.data = bytearray()
 
-    def __call__(self, left_s: float) -> None:
-        request = blobs_pb2.ReadRequest(blob=blob_to_proto(self._blob), offset=len(self.data))
-        for chunk in self._stub.Read(request, timeout=self._deadline.left_s):
-            self.data += chunk.data
-            if len(self.data) > self._blob.size:
-                raise WireError("more bytes than announced", where=f"blob {self._blob.sha256}")
+    def __call__(self, left_s: float) -> bool:
+        before = len(self.data)
+        request = blobs_pb2.ReadRequest(blob=blob_to_proto(self._blob), offset=before)
+        try:
+            for chunk in self._stub.Read(request, timeout=left_s):
+                self.data += chunk.data
+                if len(self.data) > self._blob.size:
+                    raise WireError("more bytes than announced", where=f"blob {self._blob.sha256}")
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED or len(self.data) == before:
+                raise
+            return False
+        return True

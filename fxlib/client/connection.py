@@ -38,6 +38,9 @@ OUTAGE_S = 90.0
 """Time in seconds for which a service that was reached before, or its database, may be away. It counts from the
 beginning of a call, which may be a stream that was open for a while: so it is more than a minute."""
 
+_LONGEST_S = 1e9
+"""Longest time limit in seconds that is given to gRPC, for which one above 2 ** 63 ns has passed: some 30 years."""
+
 _JITTER = random.Random()
 """This module's own random generator, so that the program's is left alone."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -182,11 +185,11 @@ def _read(path: Path | str | None) -> bytes | None:
 
 
 class Deadline:
-    """A deadline a given number of seconds after its creation, on the monotonic clock."""
+    """A deadline a given number of seconds (or math.inf) after its creation, on the monotonic clock."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._end = time.monotonic() + seconds
+        self._end = time.monotonic() + min(seconds, _LONGEST_S)
 
     @property
     def left_s(self) -> float:

@@ -1,16 +1,23 @@
 """Only what the service lacks is sent, and no byte twice."""
 
 import hashlib
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 import grpc
 import pytest
+from typing_extensions import override
 
 from fxlib.client import blobs
+from fxlib.client import connection as connecting
 from fxlib.client.blobs import CHUNK_BYTES, PART_BYTES, download, upload
 from fxlib.client.connection import Connection, Deadline
 from fxlib.errors import LimitError, RejectedError, WireError
 from fxlib.spec.job import Blob
-from tests.client.scripted import Scripted
+from tests.client.scripted import Scripted, serving
 
 
 def named(*contents: bytes) -> dict[str, bytes]:
@@ -61,6 +68,42 @@ def test_an_interrupted_download_goes_on_where_it_ended(service: Scripted, conne
     [(sha256, data)] = service.blobs.items()
     assert download(connection, Blob(sha256=sha256, size=10), Deadline(60)) == data
     assert service.calls["Read"] == 2
+
+
+@pytest.mark.parametrize("seconds", [1e12, math.inf])
+def test_a_download_takes_as_long_as_it_likes(service: Scripted, connection: Connection, seconds: float) -> None:
+    service.blobs = named(b"0123456789")
+    [(sha256, data)] = service.blobs.items()
+    connection.reach(Deadline(seconds))
+    assert download(connection, Blob(sha256=sha256, size=10), Deadline(seconds)) == data
+
+
+class _Stalls(Scripted):
+    """Says nothing more after the first half of the first download."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+
+    @override
+    def Read(self, request: Any, context: Any) -> Iterator[Any]:
+        for each in super().Read(request, context):
+            yield each
+            if self.calls["Read"] == 1:
+                self.over.wait(60)
+
+
+def test_a_download_that_stalls_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "ATTEMPT_S", 0.5)
+    service = _Stalls()
+    service.blobs = named(b"0123456789")
+    [(sha256, data)] = service.blobs.items()
+    with serving(service) as address, closing(Connection(address)) as connection:
+        try:
+            assert download(connection, Blob(sha256=sha256, size=10), Deadline(20)) == data
+        finally:
+            service.over.set()
+    assert service.calls["Read"] > 1
 
 
 def test_bytes_that_are_not_what_was_announced_are_refused(service: Scripted, connection: Connection) -> None:
