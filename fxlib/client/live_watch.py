@@ -203,8 +203,7 @@ class StepWatch(LiveWatch):
         self._report = report if self._rendezvous is None or self._rendezvous.rank == 0 else None
         self._every_s = every_s
         self._steps = 0
-        self._runs_original = False
-        self._went_back = False
+        self._went_back = self._why_replaced == _BACK  # an earlier watch of the module did
         self._role = StepRole(original=False, counts=False)
         self._rounds: deque[tuple[_Block, _Block]] = deque([(_Block(), _Block())], maxlen=WINDOW)
         """The blocks of the rewritten module and of the original in each of the last rounds."""
@@ -245,8 +244,8 @@ class StepWatch(LiveWatch):
             return
         self._closed.set()
         self._wake.set()
-        if self._runs_original and not self._went_back:
-            self._switch(to_original=False)
+        if self._why_replaced == _IN_TURN:
+            self._switch(None)
         for thread in self._threads:
             thread.join(_CLOSING_S)
 
@@ -267,8 +266,9 @@ class StepWatch(LiveWatch):
             self._role = StepRole(original=True)
         elif self._closed.is_set():
             self._role = StepRole(original=False)
-        if self._role.original != self._runs_original:
-            self._switch(to_original=self._role.original)
+        why = None if not self._role.original else _BACK if self._went_back else _IN_TURN
+        if why != self._why_replaced:
+            self._switch(why)
 
     def end(self, samples: float, seconds: float) -> None:
         """Note a step that has ended without an error."""
@@ -300,19 +300,25 @@ class StepWatch(LiveWatch):
         if self._comparison.has_fallen and not had_fallen and self._turn is None:
             self._go_back()
 
-    def _switch(self, *, to_original: bool) -> None:
+    @property
+    def _why_replaced(self) -> str | None:
+        """Why the original runs in place of the rewritten module; None if it does not."""
+        return self._module._fxlib.graphs.why_replaced if isinstance(self._module, CapturedModule) else None
+
+    def _switch(self, why: str | None) -> None:
+        """Run the original from now on, for this reason, or the rewritten module (None)."""
         assert isinstance(self._module, CapturedModule)  # noqa: S101 - there is no original otherwise
-        original = self._original if to_original else None
-        why = _BACK if self._went_back else _IN_TURN
-        self._module._fxlib.graphs.replace_main(self._module, original, why)
-        self._runs_original = to_original
+        graphs = self._module._fxlib.graphs
+        if why is None:
+            graphs.replace_main(self._module, None)
+        else:
+            graphs.replace_main(self._module, self._original, why)
 
     def _go_back(self) -> None:
         """Run the original from the next step on."""
         if self._went_back:
             return
         self._went_back = True
-        self._runs_original = False  # so that the switch is made, with the reason that holds from now on
         self._wake.set()
         seen = f" ({interval(gain)} of late)" if (gain := self._comparison.gain) is not None else ""
         warnings.warn(

@@ -95,6 +95,11 @@ class GraphSet(Generic[M]):
         """Whether the main graph is the only one, and nobody asks about calls that it does not fit."""
         return not self._variants and self._stand_in is None and self.unmet is None
 
+    @property
+    def why_replaced(self) -> str | None:
+        """Why another graph runs in place of the main one; None if the main one runs."""
+        return None if self._stand_in is None else self._stand_in[1]
+
     def __iter__(self) -> Iterator[tuple[str, M]]:
         return ((each.name, each.module) for each in self._variants)
 

@@ -144,6 +144,36 @@ def test_a_job_whose_gain_is_gone_goes_back_and_says_so(clock: Clock) -> None:
     assert step(live, module, clock, original_s=0.03, rewritten_s=0.04)  # also when nobody watches any more
 
 
+def go_back(module: CapturedModule, clock: Clock) -> None:
+    with watching(module, canary=0.5) as live:
+        for _ in range(2 * WINDOW * 12):
+            step(live, module, clock, original_s=0.03, rewritten_s=0.04)
+
+
+@pytest.mark.parametrize("canary", [0.0, 0.5])
+def test_a_later_watch_leaves_the_original_of_a_job_that_went_back(clock: Clock, canary: float) -> None:
+    module = captured()
+    with pytest.warns(FxlibWarning, match="fell below"):
+        go_back(module, clock)
+    with watching(module, canary=canary) as live:
+        assert all(step(live, module, clock, original_s=0.03, rewritten_s=0.04) for _ in range(48))
+        found = live.figures
+    assert found == LiveFigures(qps_original=found.qps_original, steps=48, went_back=True)
+    assert found.qps_original == pytest.approx(10 / 0.03)
+    assert step(live, module, clock, original_s=0.03, rewritten_s=0.04)
+
+
+def test_a_watch_begins_with_the_rewritten_module_though_one_before_was_not_closed(clock: Clock) -> None:
+    module = captured()
+    left = watching(module, canary=0.5)
+    while not step(left, module, clock, original_s=1.0, rewritten_s=0.5):
+        pass
+    with watching(module) as live:
+        assert not any(step(live, module, clock, original_s=1.0, rewritten_s=0.5) for _ in range(10))
+        assert live.figures.qps_optimized == pytest.approx(10 / 0.5)
+    left.close()
+
+
 def test_without_a_canary_the_rewritten_module_alone_runs_and_its_rate_is_known(clock: Clock) -> None:
     module = captured()
     with watching(module) as live:
