@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from fxlib.cli.options import add_service, endpoint_of, label
+from fxlib.cli.options import add_service, count, endpoint_of, label
 from fxlib.cli.printing import say, say_json, warn
 
 NAME = "jobs"
@@ -60,13 +60,13 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state", choices=_STATES, action="append", default=[], help="only jobs in this state; repeatable"
     )
-    parser.add_argument("--limit", type=int, default=50, help="at most so many (default: %(default)s)")
+    parser.add_argument("--limit", type=count, default=50, help="at most so many (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON, one job a line")
 
 
 def _add_action(actions: Commands, name: str, summary: str, run: Callable[[argparse.Namespace], int]) -> None:
     parser = actions.add_parser(name, help=summary)
-    parser.add_argument("job", metavar="JOB", help="its id, or how that begins")
+    parser.add_argument("job", metavar="JOB", type=_beginning, help="its id, or how that begins")
     add_service(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -131,6 +131,12 @@ def _cancel(options: argparse.Namespace) -> int:
     else:
         say(f"job {job.id}: {job.state}")
     return 0
+
+
+def _beginning(text: str) -> str:
+    if not text:  # each id begins so: a script whose variable is unset would name any job
+        raise argparse.ArgumentTypeError("it is empty, and no beginning of an id")
+    return text
 
 
 def _id_of(given: str, client: Client) -> str:

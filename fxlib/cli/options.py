@@ -91,6 +91,13 @@ def output(text: str) -> str:
     return text
 
 
+def count(text: str) -> int:
+    """Read a number above zero."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    return int(text)
+
+
 def label(text: str) -> tuple[str, str]:
     """Read KEY=VALUE."""
     try:

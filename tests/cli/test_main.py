@@ -62,7 +62,18 @@ def test_every_command_that_prints_prints_json_where_it_is_asked_to() -> None:
         assert "--json" in parser._option_string_actions, parser.prog
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["jobs", "show"], ["serve", "--no-such-option"]])
+WRONG = [
+    [],
+    ["no-such-command"],
+    ["jobs", "show"],
+    ["jobs", "cancel", ""],
+    ["jobs", "--limit", "0"],
+    ["jobs", "--limit=-1"],
+    ["serve", "--no-such-option"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG)
 def test_a_wrong_command_line_is_exit_code_2(fxlib: Run, arguments: list[str]) -> None:
     assert fxlib(*arguments).code == 2
 
