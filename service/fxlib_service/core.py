@@ -10,6 +10,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from fxlib.protocol import catalogue_to_proto
+from fxlib.spec.job import JobFilter
 from fxlib.v1 import jobs_pb2
 from fxlib_service.admission import Admission
 from fxlib_service.background import Background
@@ -168,13 +169,19 @@ def _retention(config: Config, ledger: Ledger, blobs: BlobStore, metrics: Metric
 
 
 async def _recall_figures(models: ModelFigures, ledger: Ledger, limit: int) -> None:
-    for job in reversed(await ledger.read(ledger.store.recent_answers, limit)):
-        model = job.namespace, job.name
-        result = await ledger.read(ledger.store.result_of, job.id)
+    store = ledger.store
+    measured = await ledger.read(store.recent_answers, limit)
+    for job in reversed(measured):
+        result = await ledger.read(store.result_of, job.id)
         if result is not None:
-            models.record(model, Figures.of(jobs_pb2.JobResult.FromString(result)))
-        for live in (await ledger.read(ledger.store.live_of, [job.id])).values():
-            models.record_live(model, jobs_pb2.LiveFigures.FromString(live))
+            models.record((job.namespace, job.name), Figures.of(jobs_pb2.JobResult.FromString(result)))
+    # A launcher may train with an answer from the cache as well.
+    answered, _ = await ledger.read(store.page, JobFilter(states=("succeeded",)), beyond=None, limit=limit)
+    jobs = {job.id: job for job in (*measured, *answered)}
+    stored = await ledger.read(store.live_of, list(jobs))
+    reports = [(jobs[job_id], jobs_pb2.LiveFigures.FromString(live)) for job_id, live in stored.items()]
+    for job, live in sorted(reports, key=lambda report: report[1].at.ToNanoseconds()):
+        models.record_live((job.namespace, job.name), live)
 
 
 def _registry() -> CollectorRegistry:

@@ -9,7 +9,7 @@ from fxlib_service.core import Core
 from fxlib_service.errors import Code, ServiceError
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
-from tests.service.support import make_service, submit, work
+from tests.service.support import make_service, request, submit, work
 from tests.service.test_metrics import samples
 from tests.service.test_watch import history, watch
 
@@ -104,3 +104,30 @@ async def test_figures_outlast_a_restart() -> None:
         assert found[
             'fxlib_model_live_gain_ratio{bound="low",fxlib_namespace="default",model="dlrm"}'
         ] == pytest.approx(0.3)
+
+
+LIVE_GAIN = 'fxlib_model_live_gain_ratio{bound="value",fxlib_namespace="default",model="dlrm"}'
+
+
+@pytest.mark.parametrize("first_reports", [False, True])
+async def test_figures_of_a_launcher_whose_answer_was_cached_outlast_a_restart(first_reports: bool) -> None:
+    store, blobs = MemoryJobStore(), MemoryBlobStore()
+    async with make_service(store=store, blobs=blobs) as core:
+        first, again = await answered(core), await submit(core)
+        assert again.cached
+        if first_reports:
+            await report(core, first, figures(0.4))
+        await report(core, again.id, figures(-0.2))
+    async with make_service(store=store, blobs=blobs) as core:
+        assert samples(core)[LIVE_GAIN] == -0.2
+
+
+async def test_the_last_report_outlasts_a_restart_though_its_job_is_the_older_one() -> None:
+    store, blobs = MemoryJobStore(), MemoryBlobStore()
+    async with make_service(store=store, blobs=blobs) as core:
+        older, newer = await answered(core), await submit(core, request(fresh=True))
+        await work(core)
+        await report(core, newer.id, figures(0.1))
+        await report(core, older, figures(0.4))
+    async with make_service(store=store, blobs=blobs) as core:
+        assert samples(core)[LIVE_GAIN] == 0.4
