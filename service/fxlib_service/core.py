@@ -10,8 +10,6 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from fxlib.protocol import catalogue_to_proto
-from fxlib.spec.job import JobFilter
-from fxlib.v1 import jobs_pb2
 from fxlib_service.admission import Admission
 from fxlib_service.background import Background
 from fxlib_service.blobs.base import BlobStore
@@ -24,7 +22,7 @@ from fxlib_service.holdings import Holdings
 from fxlib_service.in_flight import InFlight
 from fxlib_service.leases import Leases, MemoryLeases
 from fxlib_service.ledger import Ledger
-from fxlib_service.metrics import Figures, Gauges, Metrics, ModelFigures
+from fxlib_service.metrics import Gauges, Metrics, ModelFigures
 from fxlib_service.policy import Policy
 from fxlib_service.quotas import Quotas, StorageQuota
 from fxlib_service.reserve import Reserve
@@ -34,6 +32,7 @@ from fxlib_service.servicers.optimizer import OptimizerServicer
 from fxlib_service.servicers.workers import WorkerServicer
 from fxlib_service.shared_database import Sharing, StoredCounts, StoredLeases
 from fxlib_service.store_probe import StoreProbe
+from fxlib_service.stored_figures import StoredFigures
 from fxlib_service.stores.base import JobStore
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.submit import EqualJobs, Submit
@@ -52,6 +51,7 @@ class Core:
     workers: WorkerServicer
     dispatcher: Dispatcher
     sharing: Sharing | None
+    figures: StoredFigures
     blob_store: BlobStore
     retention: Retention | None
     broker: EventBroker
@@ -122,7 +122,8 @@ async def make_core(
     ledger.listeners += [metrics.heard, dispatcher.heard, submit.heard, equal.heard]
     await workers.recall()
     await dispatcher.recover()
-    await _recall_figures(models, ledger, _REMEMBERED_PER_LABEL * config.model_labels)
+    figures = StoredFigures(models, ledger, limit=_REMEMBERED_PER_LABEL * config.model_labels)
+    await figures.recall()
     probe = StoreProbe(store)
     registry.register(
         Gauges(
@@ -144,6 +145,7 @@ async def make_core(
         workers=WorkerServicer(dispatcher, admission, holdings, config.limits),
         dispatcher=dispatcher,
         sharing=sharing,
+        figures=figures,
         blob_store=blobs,
         retention=_retention(config, ledger, blobs, metrics, clock) if config.keep_days else None,
         broker=broker,
@@ -166,22 +168,6 @@ def _retention(config: Config, ledger: Ledger, blobs: BlobStore, metrics: Metric
         spare_s=config.abandon_uploads_s,
         count=metrics.forgotten,
     )
-
-
-async def _recall_figures(models: ModelFigures, ledger: Ledger, limit: int) -> None:
-    store = ledger.store
-    measured = await ledger.read(store.recent_answers, limit)
-    for job in reversed(measured):
-        result = await ledger.read(store.result_of, job.id)
-        if result is not None:
-            models.record((job.namespace, job.name), Figures.of(jobs_pb2.JobResult.FromString(result)))
-    # A launcher may train with an answer from the cache as well.
-    answered, _ = await ledger.read(store.page, JobFilter(states=("succeeded",)), beyond=None, limit=limit)
-    jobs = {job.id: job for job in (*measured, *answered)}
-    stored = await ledger.read(store.live_of, list(jobs))
-    reports = [(jobs[job_id], jobs_pb2.LiveFigures.FromString(live)) for job_id, live in stored.items()]
-    for job, live in sorted(reports, key=lambda report: report[1].at.ToNanoseconds()):
-        models.record_live((job.namespace, job.name), live)
 
 
 def _registry() -> CollectorRegistry:

@@ -2,12 +2,13 @@
 
 Each scrape reads the gauges from the store, so that a restart changes nothing. While the database is unreachable, the
 gauges of jobs are left out, and another gauge says so. The latest figures of each model, from trials and from training,
-are kept for a bounded number of models.
+are kept for a bounded number of models; `stored_figures` reads those of other services from the store.
 """
 
 from __future__ import annotations
 
 import collections
+import math
 import shutil
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,7 +172,7 @@ class Metrics:
         if job.cached:
             return
         result = jobs_pb2.JobResult.FromString(data)
-        self._models.record((job.namespace, job.name), Figures.of(result))
+        self._models.record((job.namespace, job.name), Figures.of(result, at=job.finished_at or 0.0))
         for phase, seconds in result.phase_seconds.items():
             if phase in _PHASES:
                 self._phase_s.labels(phase).observe(max(0.0, seconds), _example(job))
@@ -213,21 +214,24 @@ class Figures:
         qps_optimized: samples per second of the rewritten module.
         gain: relative gain, with its confidence interval.
         adopted: whether the rewrite was adopted.
+        at: when the job was answered, in seconds since the epoch.
     """
 
     qps_original: float | None
     qps_optimized: float | None
     gain: jobs_pb2.Estimate | None
     adopted: bool
+    at: float
 
     @staticmethod
-    def of(result: jobs_pb2.JobResult) -> Figures:
-        """Read the figures from an answer."""
+    def of(result: jobs_pb2.JobResult, *, at: float) -> Figures:
+        """Read the figures from an answer, which was given at a time."""
         return Figures(
             qps_original=result.qps_original.value if result.HasField("qps_original") else None,
             qps_optimized=result.qps_optimized.value if result.HasField("qps_optimized") else None,
             gain=result.gain if result.HasField("gain") else None,
             adopted=result.decision == jobs_pb2.DECISION_ADOPT,
+            at=at,
         )
 
 
@@ -263,6 +267,16 @@ class ModelFigures:
             if len(self._live) > self._shown * _KEPT_PER_SHOWN:
                 ((most, _),) = collections.Counter(namespace for namespace, _ in self._live).most_common(1)
                 del self._live[next(each for each in self._live if each[0] == most)]
+
+    def answered_at(self, model: _Model) -> float:
+        """Return when the answer with the model's figures was given, in seconds since the epoch; -inf if none was."""
+        row = self._rows.get(model)
+        return -math.inf if row is None else row[1].at
+
+    def reported_at(self, model: _Model) -> float:
+        """Return when the model's live figures were reported, in nanoseconds since the epoch; -inf if none were."""
+        live = self._live.get(model)
+        return -math.inf if live is None else live.at.ToNanoseconds()
 
     def live_rows(self) -> Iterator[tuple[_Model, jobs_pb2.LiveFigures]]:
         """Yield the models reported last, as many as may have a row of their own.

@@ -198,7 +198,11 @@ class Server:
             asyncio.create_task(each)
             for each in (
                 core.dispatcher.sweep(),
-                *(() if core.sharing is None else (core.sharing.follow(), core.sharing.recall())),
+                *(
+                    ()
+                    if core.sharing is None
+                    else (core.sharing.follow(), core.sharing.recall(), core.figures.follow())
+                ),
                 self._tidy(core),
                 core.checks.warm(),
                 _wake(),

@@ -26,7 +26,22 @@ from fxlib_service.stores.postgres import PostgresJobStore
 from tests.service.jobs import add, claimed, happen
 from tests.service.leasing import leased, report
 from tests.service.postgres import Postgres
-from tests.service.support import claim, complete, eventually, get, make_service, states, submit, worker
+from tests.service.support import (
+    answer,
+    claim,
+    complete,
+    eventually,
+    get,
+    make_service,
+    request,
+    states,
+    submit,
+    work,
+    worker,
+)
+from tests.service.test_live_figures import figures
+from tests.service.test_live_figures import report as live_report
+from tests.service.test_metrics import samples
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +66,10 @@ def stores(url: str) -> Iterator[tuple[PostgresJobStore, PostgresJobStore]]:
 async def service(url: str, folder: Path) -> AsyncIterator[Core]:
     async with make_service(PostgresJobStore(url), FolderBlobStore(folder), lease_s=300.0) as core:
         assert core.sharing is not None
-        tasks = [asyncio.create_task(each) for each in (core.sharing.follow(), core.dispatcher.sweep())]
+        tasks = [
+            asyncio.create_task(each)
+            for each in (core.sharing.follow(), core.figures.follow(), core.dispatcher.sweep())
+        ]
         try:
             yield core
         finally:
@@ -79,6 +97,20 @@ async def test_what_happens_at_one_service_is_seen_at_the_other(url: str, tmp_pa
         await complete(there, lease)
         assert await watcher == [1, 2, 3, 4, 5]
         assert states([await get(here, job.id)]) == ["succeeded"]
+
+
+async def test_services_show_the_same_figures_of_a_model(url: str, tmp_path: Path) -> None:
+    def told(core: Core) -> dict[str, float]:
+        return {name: value for name, value in samples(core).items() if name.startswith("fxlib_model_")}
+
+    async with service(url, tmp_path) as here, service(url, tmp_path) as there, asyncio.timeout(250):
+        for core, gain in ((here, 0.5), (there, 0.3)):
+            job = await submit(core, request(fresh=True))
+            await work(core, answer(gain=gain))
+            await live_report(core, job.id, figures(gain))
+        while told(here) != told(there):  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+        assert told(here)['fxlib_model_live_gain_ratio{bound="value",fxlib_namespace="default",model="dlrm"}'] == 0.3
 
 
 @pytest.mark.parametrize("ahead_s", [YEAR_S, -YEAR_S])
