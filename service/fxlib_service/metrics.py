@@ -249,12 +249,15 @@ class ModelFigures:
         self._recording = Lock()  # large results are counted on another thread
 
     def record(self, model: _Model, figures: Figures) -> None:
-        """Record the figures of an answer. If there are too many models, the one answered longest ago is dropped."""
+        """Record the figures of an answer.
+
+        If there are too many models, one of those answered least often gives way, the one answered longest ago.
+        """
         with self._recording:
+            if model not in self._rows and len(self._rows) >= self._shown * _KEPT_PER_SHOWN:
+                del self._rows[min(self._rows, key=lambda each: self._rows[each][0])]
             count, _ = self._rows.pop(model, (0, figures))
             self._rows[model] = count + 1, figures
-            if len(self._rows) > self._shown * _KEPT_PER_SHOWN:
-                del self._rows[next(iter(self._rows))]
 
     def record_live(self, model: _Model, live: jobs_pb2.LiveFigures) -> None:
         """Record a report of a launcher that trains the model.

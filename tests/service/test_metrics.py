@@ -149,6 +149,14 @@ def test_a_board_remembers_a_bounded_number_of_names() -> None:
     assert len(models._rows) == 20
 
 
+def test_a_namespace_of_many_names_takes_no_row_from_a_model_that_is_answered_often() -> None:
+    models = ModelFigures(shown=2)
+    for model in [("feed", "ranker")] * 3 + [("ads", f"m{number}") for number in range(1000)]:
+        models.record(model, figures())
+    assert ("feed", "ranker") in dict(models.rows())
+    assert list(models._rows)[-2:] == [("ads", "m998"), ("ads", "m999")]
+
+
 def test_a_namespace_of_many_names_hides_no_live_figures_of_the_others() -> None:
     models = ModelFigures(shown=2)
     models.record_live(("feed", "ranker"), jobs_pb2.LiveFigures(qps_optimized=3.0))
