@@ -100,7 +100,6 @@ def _steps(report: Mapping[str, Any]) -> Markup:
     timelines = {}
     for name, key in _TIMELINES.items():
         if timeline := report.get(key):
-            timelines[name] = Timeline(
-                spans=tuple(Span(**span) for span in timeline["spans"]), step_s=timeline["step_s"]
-            )
+            spans = tuple(Span(**span) for span in timeline["spans"])
+            timelines[name] = Timeline(spans=spans, step_s=timeline["step_s"], steps=timeline.get("steps", 1))
     return Markup(figure(timelines)) if timelines else Markup("")  # noqa: S704 - `figure` escapes all names

@@ -201,6 +201,16 @@ def test_what_a_notebook_shows_is_a_bounded_page() -> None:
     assert "and 9900 more calls" in shown
 
 
+def test_a_notebook_draws_all_steps_of_a_timeline() -> None:
+    spans = tuple(
+        Span(kind="forward", name="step", to="", start_s=0.01 * step, end_s=0.01 * step + 0.008) for step in range(3)
+    )
+    report = replace(REPORT, timeline_original=Timeline(spans=spans, step_s=0.01, steps=3))
+    shown = Result.of(report, module=nn.Identity(), job_id="17", cached=False)._repr_html_()
+    assert pages.figure(pages.timelines_of(report)) in shown
+    assert "3 steps" in " ".join(_Words.of(shown).said)
+
+
 def test_names_in_a_notebook_are_text() -> None:
     evil = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'\u202eright\x1b[31m\nred"
     call = replace(REPORT.calls[1], node=evil, function=evil, to=evil, detail=evil, remedy=evil)
