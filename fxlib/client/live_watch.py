@@ -329,15 +329,17 @@ class StepWatch(LiveWatch):
         )
 
     def _tell(self) -> None:
-        """Report from time to time, on a separate thread."""
+        """Report from time to time what is new, on a separate thread."""
         assert self._report is not None  # noqa: S101 - the thread would not run
+        reported: LiveFigures | None = None
         while True:
-            self._wake.wait(self._every_s)
+            self._wake.wait(min(self._every_s, threading.TIMEOUT_MAX))
             self._wake.clear()
-            last = self._closed.is_set()
-            if self._steps:
+            last, figures = self._closed.is_set(), self.figures
+            if figures.steps and figures != reported:  # the service takes a report for what the training does of late
                 try:
-                    self._report(self.figures)
+                    self._report(figures)
+                    reported = figures
                 except Exception as error:  # noqa: BLE001 - promised: whatever happens, the job trains
                     _LOG.info("the figures of the steps did not reach the service: %s", error)
             if last:

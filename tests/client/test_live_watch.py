@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -286,7 +287,7 @@ def test_the_service_is_told_now_and_then_and_at_the_end(service: Scripted, addr
     with result.watch(every_s=0.05) as live:
         with live.step():
             time.sleep(0.001)
-        until(lambda: len(service.live) > 1)
+        until(lambda: len(service.live) > 0)
         for _ in range(9):
             with live.step():
                 time.sleep(0.001)
@@ -294,6 +295,32 @@ def test_the_service_is_told_now_and_then_and_at_the_end(service: Scripted, addr
     assert (last.job_id, last.live.steps) == ("job-1", 10)
     assert 0 < last.live.qps_optimized < 4000  # batches of 4 samples
     assert not last.live.HasField("qps_original")
+
+
+def test_nothing_is_told_anew_while_no_step_is_made() -> None:
+    told, passed = list[LiveFigures](), threading.Event()
+
+    def report(figures: LiveFigures) -> None:
+        told.append(figures)
+        passed.set()
+
+    with watching(captured(), report, every_s=0.01) as live:
+        with live.step():
+            pass
+        assert passed.wait(60)
+        time.sleep(0.1)
+        assert [each.steps for each in told] == [1]
+        with live.step():
+            pass
+    assert [each.steps for each in told] == [1, 2]
+
+
+@pytest.mark.parametrize("every_s", [1e12, math.inf])
+def test_a_watch_may_report_at_its_end_alone(every_s: float) -> None:
+    told = list[LiveFigures]()
+    with watching(captured(), told.append, every_s=every_s) as live, live.step():
+        pass
+    assert [each.steps for each in told] == [1]
 
 
 def test_a_kept_original_reports_its_own_rate(service: Scripted, address: str) -> None:
