@@ -40,17 +40,22 @@ class Training:
             )
         self._owner, _, self._name = part.rpartition(".")
         self._workload, self._address, self._asked = workload, address, asked
-        self._original: nn.Module | None = None
+        self._replaced: tuple[nn.Module, nn.Module] | None = None
+        """The module that holds the part, and the original, while the answer stands in its place."""
         self.result: Result | None = None
         """The service's answer; None before training."""
 
     def begin(self, model: nn.Module) -> None:
-        """Ask the service, and replace the part by the answer."""
+        """Ask the service, and replace the part by the answer; one that an earlier training left is put back first."""
+        if self._replaced is not None:  # by a training that failed, whose loop said nothing of that
+            self.drop()
+            self.end()
         owner = model.get_submodule(self._owner)
-        self._original = owner.get_submodule(self._name)
+        original = owner.get_submodule(self._name)
         with connect(self._address) as client:
-            self.result = client.optimize(self._original, self._workload, progress=False, **self._asked)
+            self.result = client.optimize(original, self._workload, progress=False, **self._asked)
         setattr(owner, self._name, self.result.module)
+        self._replaced = owner, original
 
     def push(self) -> None:
         """Push the gradients of remote results; call it after each step of the optimizer."""
@@ -62,7 +67,9 @@ class Training:
         if self.result is not None:
             drop_gradients(self.result.module)
 
-    def end(self, model: nn.Module) -> None:
+    def end(self) -> None:
         """Restore the part; it has the same parameters."""
-        if self._original is not None:
-            setattr(model.get_submodule(self._owner), self._name, self._original)
+        if self._replaced is not None:
+            owner, original = self._replaced
+            setattr(owner, self._name, original)
+            self._replaced = None

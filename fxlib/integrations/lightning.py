@@ -54,9 +54,9 @@ def callback(
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             self.training.drop()
-            self.training.end(pl_module)
+            self.training.end()
 
         def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-            self.training.end(pl_module)
+            self.training.end()
 
     return Optimizes()

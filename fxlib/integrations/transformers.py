@@ -40,7 +40,7 @@ def callback(part: str, workload: Workload, address: str = "localhost:8470", **a
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.training.push()
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.training.end(given["model"])
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.training.end()
 
     return Optimizes()

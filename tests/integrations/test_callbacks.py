@@ -110,6 +110,22 @@ def test_the_trainer_of_transformers_pushes_after_each_step(address: str, pushed
     assert len(pushed) == 2
 
 
+def test_a_training_after_one_that_failed_begins_and_ends_with_the_model_s_own_part(
+    address: str, pushed: list[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[nn.Module] = []
+    monkeypatch.setattr(integrations, "drop_gradients", dropped.append)
+    model, other = Whole(), Whole()
+    net, others = model.inner["net"], other.inner["net"]
+    callback = transformers.callback("inner.net", workload(), address)
+    callback.on_train_begin(None, None, None, model=model)  # and then the loop raises, of which no callback is told
+    failed = callback.training.result.module
+    Loop(other, callback).transformers(steps=1)
+    assert dropped == [failed]
+    assert pushed == [callback.training.result.module] != [failed]
+    assert (model.inner["net"], other.inner["net"]) == (net, others)
+
+
 def test_the_model_that_a_loop_holds_itself_cannot_be_replaced() -> None:
     with pytest.raises(WorkloadError, match="Name the submodule that calls servers"):
         transformers.callback("", workload())
