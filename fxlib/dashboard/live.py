@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 from fxlib.client import Client
 from fxlib.dashboard.view import View
 from fxlib.dashboard.zoos import Zoos
-from fxlib.errors import RemoteError, ServiceUnavailableError
+from fxlib.errors import FxlibError, RemoteError, ServiceUnavailableError
 from fxlib.spec.job import Event
 
 _LOG = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def _poll(source: View | Zoos, tell: Callable[[str], None], wanted: Callable[[],
         away = False
         try:
             now = source.fingerprint()
-        except RemoteError as error:
+        except FxlibError as error:  # also for an answer that only a later release can read
             now, away = type(error).__name__, True
         except ValueError:  # the client was closed
             return
