@@ -185,11 +185,17 @@ class Metrics:
             self._calls.labels(action, _reason(call.reason_code)).inc()
 
 
-@lru_cache(maxsize=64)
 def _all_decided(data: bytes) -> tuple[tuple[str, str], ...]:
     """Return the decision and reason of an answer and of each of its variants; cached answers count each time."""
+    return _remembered(data) if len(data) <= _COUNTED_AT_ONCE else _read_decisions(data)
+
+
+def _read_decisions(data: bytes) -> tuple[tuple[str, str], ...]:
     result = jobs_pb2.JobResult.FromString(data)
     return (_decided(result), *(_decided(variant.result) for variant in result.variants))
+
+
+_remembered: Final = lru_cache(maxsize=64)(_read_decisions)
 
 
 def _example(job: Job) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 
 import pytest
 from prometheus_client import generate_latest
@@ -9,7 +10,7 @@ from prometheus_client.openmetrics import exposition
 
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_service.core import Core
-from fxlib_service.metrics import Figures, ModelFigures
+from fxlib_service.metrics import Figures, ModelFigures, _all_decided
 from tests.service.leasing import leased
 from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.memory_job_store import MemoryJobStore
@@ -50,6 +51,13 @@ async def test_a_large_answer_is_counted_beside_the_event_loop() -> None:
         async with asyncio.timeout(60):
             while samples(core).get('fxlib_calls_total{action="moved",reason="MOVED"}') != 5_000:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+def test_a_large_answer_is_not_kept_for_having_been_counted() -> None:
+    large = answer(calls=5_000).SerializeToString()
+    references = sys.getrefcount(large)
+    assert _all_decided(large) == (("adopt", "FASTER"),)
+    assert sys.getrefcount(large) == references
 
 
 async def test_a_cached_answer_is_told_from_a_measured_one() -> None:
