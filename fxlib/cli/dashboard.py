@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxlib.cli.options import add_service, endpoint_of
+from fxlib.cli.options import UsageError, add_service, endpoint_of
 from fxlib.cli.printing import warn
 from fxlib.errors import FxlibError
 
@@ -35,6 +35,7 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument(
         "--host",
+        type=_name,
         action="append",
         default=[],
         metavar="NAME",
@@ -62,6 +63,8 @@ def _run(options: argparse.Namespace) -> int:
             raise FxlibError(
                 f"{package} is not installed, which the dashboard needs", hint="Run: pip install 'fxlib[dashboard]'"
             )
+    if options.https_key is not None and options.https_cert is None:
+        raise UsageError("it is the key of no certificate", where="--https-key", hint="Name it: --https-cert FILE.")
     from fxlib.dashboard.app import Door, serve
 
     host, port = options.listen
@@ -77,6 +80,13 @@ def _run(options: argparse.Namespace) -> int:
         warn(f"dashboard of {options.service}: {scheme}://{host}:{port}/ (Ctrl-C ends it)")
         serve(client, door, zoos=options.zoo, ready=options.ready_file)
     return 0
+
+
+def _name(text: str) -> str:
+    """Read a host's name; all names are `*`, and all within a domain `*.example.org`."""
+    if text != "*" and "*" in text.removeprefix("*."):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a host, such as *.example.org")
+    return text
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -70,7 +70,7 @@ def _input(text: str) -> torch.Tensor:
 
     shape, _, name = text.partition(":")
     dtype = getattr(torch, name or "float32", None)
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) or name.startswith("q"):  # a quantized one, of which there are no fakes
         raise UsageError(f"{text!r} is not a tensor", where="--input", hint=_FORM)
     try:
         sizes = [int(each) for each in shape.split("x")] if shape else []

@@ -131,7 +131,7 @@ def called(name: str, where: str, hint: str) -> Any:
             of the function itself are passed on.
     """
     module_name, colon, function = name.partition(":")
-    if not (module_name and colon and function):
+    if not (module_name and colon and function) or module_name.startswith("."):
         raise UsageError(f"{name!r} is not of the form pkg.mod:function", where=where.partition(" ")[0], hint=hint)
     here = str(Path.cwd())
     if here not in sys.path:  # as `python -m` does

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import TextIO
 
-from fxlib.utils.text import plain_lines
+from fxlib.utils.text import as_json, plain_lines
 
 
 def say(text: object = "", *, to: TextIO | None = None) -> None:
@@ -20,7 +20,7 @@ def say(text: object = "", *, to: TextIO | None = None) -> None:
 
 def say_json(value: object, *, indent: int | None = 2) -> None:
     """Write a value as JSON, in which every character that is not plain ASCII is escaped."""
-    print(json.dumps(value, indent=indent).replace("\x7f", "\\u007f"), flush=True)
+    print(json.dumps(as_json(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f"), flush=True)
 
 
 def warn(text: object) -> None:

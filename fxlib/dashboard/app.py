@@ -6,7 +6,6 @@ It is served on its own port until the process is asked to end.
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -45,6 +44,7 @@ from fxlib.errors import CredentialError, FxlibError, RejectedError, RemoteError
 from fxlib.pages import environment, style
 from fxlib.serialization.files import write_whole
 from fxlib.spec.job import Event, JobFilter, State
+from fxlib.utils.text import as_json
 from fxlib.zoo.runs import RunError
 
 _STATES: Final[Sequence[State]] = get_args(State)
@@ -334,7 +334,7 @@ class _Site:
         **more: Any,
     ) -> Response:
         if _wants_json(request):
-            return JSONResponse(_as_json(answer), status_code=status, headers=headers)
+            return JSONResponse(as_json(answer), status_code=status, headers=headers)
         text = self._templates.get_template(f"{name}.html").render(
             answer=answer,
             current=name,
@@ -368,15 +368,6 @@ def _wants_json(request: Request) -> bool:
     """Whether the path or the Accept header asks for JSON."""
     accepted = request.headers.get("accept", "")
     return request.url.path.endswith(".json") or ("application/json" in accepted and "text/html" not in accepted)
-
-
-def _as_json(value: Any) -> Any:
-    """Return plain data as JSON can hold it: the end of an interval that has none is null there."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _as_json(each) for key, each in value.items()}
-    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _filter_of(request: Request) -> JobFilter:

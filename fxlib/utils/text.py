@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -20,6 +21,15 @@ def seconds(value: float | None) -> str:
     if value < 1e-3:
         return f"{value * 1e6:.0f} us"
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def as_json(value: Any) -> Any:
+    """Return plain data as JSON can hold it: the end of an interval that has none is null there."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: as_json(each) for key, each in value.items()}
+    return [as_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

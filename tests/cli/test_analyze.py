@@ -84,7 +84,7 @@ def test_what_is_wrong_is_one_line(fxlib: Run, file: str, arguments: list[str], 
     assert len(ran.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("shape", ["16xmany", "16x8:Tensor"])
+@pytest.mark.parametrize("shape", ["16xmany", "16x8:Tensor", "16x8:quint8"])
 def test_an_input_that_is_none_is_a_wrong_command_line(fxlib: Run, file: str, shape: str) -> None:
     ran = fxlib("analyze", file, "--input", shape)
     assert (ran.code, ran.out) == (2, "")

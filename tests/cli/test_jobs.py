@@ -87,6 +87,7 @@ def test_optimize_without_a_service_fails_and_says_so(fxlib: Run) -> None:
     "factory, problem",
     [
         ("models", "'models' is not of the form pkg.mod:function"),
+        (".models:made", "'.models:made' is not of the form pkg.mod:function"),
         ("no_such_package.models:made", "No module named 'no_such_package'"),
         ("tests.client.models:no_such", "tests.client.models has no 'no_such'"),
         ("tests.client.models:workload", "returned Workload"),

@@ -69,6 +69,9 @@ WRONG = [
     ["jobs", "cancel", ""],
     ["jobs", "--limit", "0"],
     ["jobs", "--limit=-1"],
+    ["dashboard", "--https-key", "key.pem"],
+    ["dashboard", "--host", "*x"],
+    ["dashboard", "--host", "a.*.org"],
     ["serve", "--no-such-option"],
 ]
 
