@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fxlib.cli.options import add_service, endpoint_of
+from fxlib.cli.options import add_service, count, endpoint_of
 from fxlib.cli.printing import say, say_json, warn
 from fxlib.utils.text import plain
 
@@ -88,7 +88,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="only the I-th of N parts")
     parser.add_argument(
         "--max-parallel",
-        type=_count,
+        type=count,
         metavar="N",
         help="models that are captured or measured at a time (default: 8; 1 for a service on this machine, whose "
         "measurements captures would disturb)",
@@ -277,9 +277,3 @@ def _shard(text: str) -> tuple[int, int]:
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise argparse.ArgumentTypeError(f"{text!r} is not I/N, such as 1/4")
     return int(found[1]), int(found[2])
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
-    return int(text)
