@@ -66,6 +66,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.https_key is not None and options.https_cert is None:
         raise UsageError("it is the key of no certificate", where="--https-key", hint="Name it: --https-cert FILE.")
     from fxlib.dashboard.app import Door, serve
+    from fxlib.serialization.files import write_whole
 
     host, port = options.listen
     if host in _EVERYWHERE and not options.host:
@@ -75,10 +76,15 @@ def _run(options: argparse.Namespace) -> int:
             hint="For example: --host dashboard.example.org",
         )
     door = Door(host=host, port=port, names=options.host, certificate=options.https_cert, key=options.https_key)
-    with endpoint_of(options).connect() as client:
+
+    def listening(address: str) -> None:
         scheme = "http" if options.https_cert is None else "https"
-        warn(f"dashboard of {options.service}: {scheme}://{host}:{port}/ (Ctrl-C ends it)")
-        serve(client, door, zoos=options.zoo, ready=options.ready_file)
+        warn(f"dashboard of {options.service}: {scheme}://{address}/ (Ctrl-C ends it)")
+        if options.ready_file is not None:
+            write_whole(options.ready_file, [f"{address}\n".encode()])
+
+    with endpoint_of(options).connect() as client:
+        serve(client, door, zoos=options.zoo, listening=listening)
     return 0
 
 

@@ -42,7 +42,6 @@ from fxlib.dashboard.visitors import COOKIE, Visitors, check_origin, check_priva
 from fxlib.dashboard.zoos import UnknownRunError, Zoos
 from fxlib.errors import CredentialError, FxlibError, RejectedError, RemoteError, WireError
 from fxlib.pages import environment, style
-from fxlib.serialization.files import write_whole
 from fxlib.spec.job import Event, JobFilter, State
 from fxlib.utils.text import as_json
 from fxlib.zoo.runs import RunError
@@ -458,14 +457,16 @@ class Door:
     key: Path | None = None
 
 
-def serve(client: Client, door: Door, *, zoos: Sequence[Path] = (), ready: Path | None = None) -> None:
+def serve(
+    client: Client, door: Door, *, zoos: Sequence[Path] = (), listening: Callable[[str], object] = lambda _: None
+) -> None:
     """Serve the dashboard of a service until SIGTERM or SIGINT.
 
     Args:
         client: a client of the service, with the credential of a viewer.
         door: the address at which visitors reach the dashboard.
         zoos: folders of zoo runs, which are also shown.
-        ready: a file to which the address is written once the dashboard listens; None: no file.
+        listening: a function that is called once the dashboard listens, with its address: HOST:PORT.
 
     Raises:
         FxlibError: the dashboard cannot listen there, or a certificate file or a zoo's folder cannot be used.
@@ -487,8 +488,8 @@ def serve(client: Client, door: Door, *, zoos: Sequence[Path] = (), ready: Path 
     except OSError as error:  # ssl.SSLError is an OSError, too
         raise FxlibError(f"it cannot be used: {error.strerror or error}", where="--https-cert, --https-key") from error
     with _listening(door) as listener:
-        if ready is not None:
-            write_whole(ready, [f"{door.host}:{listener.getsockname()[1]}\n".encode()])
+        host = f"[{door.host}]" if ":" in door.host else door.host
+        listening(f"{host}:{listener.getsockname()[1]}")
         server.run(sockets=[listener])
 
 

@@ -189,7 +189,7 @@ def relative_error(value: object, reference: object) -> float:
         shapes differ, values other than floating-point numbers differ, or a value is finite on one side only.
     """
     if not (isinstance(value, torch.Tensor) and isinstance(reference, torch.Tensor)):
-        return 0.0 if type(value) is type(reference) and value == reference else math.inf
+        return 0.0 if _alike(value, reference, Tolerance()) else math.inf
     if value.dtype != reference.dtype or value.is_nested != reference.is_nested:
         return math.inf
     if not (_has_values(value) and _has_values(reference)):

@@ -28,7 +28,9 @@ def dashboard(service: Served, folder: Path, *more: str) -> Iterator[str]:
         "fxlib.cli", "dashboard", *options, "--listen", "127.0.0.1:0", "--ready-file", str(ready), log=folder / "log"
     )
     try:
-        yield f"http://{process.until_written(ready).strip()}"
+        address = f"http://{process.until_written(ready).strip()}"
+        assert f": {address}/ (" in (folder / "log").read_text()
+        yield address
     finally:
         process.end()
 

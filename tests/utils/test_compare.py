@@ -118,6 +118,8 @@ def test_whether_a_tensor_takes_a_gradient_is_no_part_of_its_value() -> None:
 def test_values_other_than_tensors_differ_in_their_kinds_and_bits(one: object, other: object) -> None:
     assert difference(one, other, Tolerance()) == f"{one!r} and {other!r}"
     assert difference(one, copy.deepcopy(one), Tolerance()) == ""
+    assert relative_error(one, other) == math.inf
+    assert relative_error(one, copy.deepcopy(one)) == 0.0
 
 
 def test_a_tolerance_is_for_figures_of_arrays_too() -> None:
