@@ -77,7 +77,7 @@ class Mirror:
     def follow(self, module: nn.Module, constants: Iterable[str]) -> None:
         """Take over parts, `constants` and the training flag that are others on the original's root than last seen."""
         held = self.original.__dict__
-        tables = [held["_parameters"], held["_buffers"], held["_modules"]]
+        tables = [held[table] for table in TABLES]
         versions = list(map(dict_version, tables))
         if versions != self._versions or not all(map(is_, tables, self._tables)):  # this is rare
             self._take_over(module, tables)

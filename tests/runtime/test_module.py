@@ -174,6 +174,29 @@ def test_a_new_attribute_is_on_both_and_a_new_buffer_too_but_a_method_of_its_own
     assert copied.tag == "b"
 
 
+class Masked(nn.Module):
+    """A part of each kind at its root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.register_buffer("mask", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale * self.mask
+
+
+def test_parts_that_the_model_replaces_are_taken_over_in_their_own_tables() -> None:
+    model: Any = Masked()
+    module = fxlib.capture(model)
+    for _ in range(2):
+        assert torch.equal(module(X), model(X))
+        assert list(module.state_dict()) == list(model.state_dict())
+        for kind in ("named_parameters", "named_buffers", "named_children"):
+            assert dict(getattr(module, kind)()) == dict(getattr(model, kind)())
+        model.linear, model.mask, model.scale = nn.Linear(4, 4), torch.zeros(4), nn.Parameter(torch.zeros(4))
+
+
 def test_a_part_that_is_deleted_from_the_graphs_module_stays_the_models() -> None:
     model: Any = Behind()
     module = fxlib.capture(model)
