@@ -100,6 +100,51 @@ def guarding_handler(
     return ""
 
 
+def clean_up(frame: FrameType | None, end: FrameType | None) -> str:
+    """Return file:line of the user's innermost `finally` or `__exit__` that runs, or "" if none does.
+
+    Args:
+        frame: the innermost frame.
+        end: the frame at which the user's frames end.
+    """
+    while frame is not None and frame is not end:
+        code = frame.f_code
+        if source.is_users(frame) and (code.co_name == "__exit__" or _cleans_up(code, frame.f_lasti)):
+            return f"{code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _cleans_up(code: CodeType, place: int) -> bool:
+    """Return whether the instruction at an offset is one of a `finally`, or leaves a `with`.
+
+    The compiler writes these twice, with the same positions: for an error, in a handler, and behind the block.
+    """
+    handlers = _passing_on(code)
+    return bool(handlers) and any(
+        place > start and list(code.co_positions())[place // 2] in positions for start, positions in handlers
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _passing_on(code: CodeType) -> tuple[tuple[int, frozenset[tuple[int | None, ...]]], ...]:
+    """Return the handlers that pass errors on: where the block begins, and the positions of the handler's calls."""
+    instructions = list(dis.get_instructions(code))
+    table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    ends = {entry.start: entry.end for entry in table}
+    begins: dict[int, int] = {}
+    for entry in table:
+        begins[entry.target] = min(entry.start, begins.get(entry.target, entry.start))
+    found = []
+    for target, start in begins.items():
+        handler = [each for each in instructions if target <= each.offset < ends.get(target, target)]
+        names = [each.opname for each in handler]
+        if names[:1] == ["PUSH_EXC_INFO"] and not _catches(names):
+            calls = [each for each in handler if "CALL" in each.opname or each.opname == "WITH_EXCEPT_START"]
+            found.append((start, frozenset(tuple(each.positions) for each in calls if each.positions is not None)))
+    return tuple(found)
+
+
 def handles(
     code: CodeType, place: int, scope: Mapping[str, object], *, never_raised: Collection[str], torchs: bool = False
 ) -> bool:

@@ -16,7 +16,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from fxlib.capture.declarations import Declarations
-from fxlib.capture.handled_errors import capture_error, guarding_handler
+from fxlib.capture.handled_errors import capture_error, clean_up, guarding_handler
 from fxlib.capture.intercept import suspended
 from fxlib.capture.recording.record import VALUES
 from fxlib.capture.trace.values import FutureValue, RRefCalls, StructuredValue, TracedValue, value_of
@@ -213,13 +213,21 @@ class RemoteCalls:
         """Append the node that makes or begins a call.
 
         Raises:
-            CaptureError: the user's own `except` clause guards the call.
+            CaptureError: the user's own `except` clause guards the call, or the call may write and is made by a
+                `finally` or an `__exit__`.
         """
         if place := guarding_handler(sys._getframe(1), self._tracer.end):
             raise capture_error(
                 "an except clause guards a remote call, and a graph cannot catch",
                 where=place,
                 hint="Handle errors around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
+            )
+        reads = operator is ops.fetch or (contract is not None and contract.is_read)
+        if not reads and (place := clean_up(sys._getframe(1), self._tracer.end)):
+            raise capture_error(
+                "a finally or an __exit__ makes a remote call, which a graph leaves out after an error",
+                where=place,
+                hint="Make the call outside of the forward, or keep this part whole with leaf_modules= or wrap=.",
             )
         proxy = self._tracer.create_proxy("call_function", operator, args, kwargs or {}, name=name)
         proxy.node.meta["call"] = proxy.node.name
