@@ -73,7 +73,7 @@ def _is_seen_through(value: object) -> bool:
     if kind in _CONTAINERS or _is_named_tuple(value):
         held: Any = value
         return all(map(_is_seen_through, held.values() if isinstance(value, dict) else held))
-    return kind in _PLAIN or isinstance(value, torch.Tensor)
+    return kind in _PLAIN or kind is torch.Tensor or kind is torch.nn.Parameter
 
 
 def _independent(value: Value) -> Value:
@@ -88,7 +88,7 @@ class _Own:
     """Makes one of the values independent of those before it.
 
     Args:
-        taken: how far, in bytes, other values use each memory, by the address of a storage, or of a tensor without one.
+        taken: how far, in bytes, other values use each memory, by the address of a storage.
     """
 
     def __init__(self, taken: dict[int, int]) -> None:
@@ -123,6 +123,8 @@ class _Own:
         return given
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:  # it may share its indices or values, which are not looked at
+            return copied(tensor, self._memo)
         key, begin, end = _memory(tensor)
         if begin < self._taken.get(key, 0):
             return copied(tensor, self._memo)
@@ -135,9 +137,7 @@ def _is_named_tuple(value: object) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Return the address of a tensor's storage, and bounds of its elements within that, in bytes: begin and end."""
-    if tensor.layout is not torch.strided:
-        return id(tensor), 0, 1
+    """Return the address of a strided tensor's storage, and bounds of its elements in it, in bytes: begin and end."""
     storage, size = tensor.untyped_storage(), tensor.element_size()
     begin = int(tensor.storage_offset()) * size
     return storage._cdata, begin, begin + tensor.numel() * size if tensor.is_contiguous() else int(storage.nbytes())
@@ -184,6 +184,10 @@ def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     """
     if tensor.layout is not torch.strided:
         return tensor.clone()
+    if tensor.is_conj():
+        return copied(tensor.conj(), memo).conj()
+    if tensor.is_neg():
+        return torch._neg_view(copied(torch._neg_view(tensor), memo))
     held, used = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
     if held >= _LARGE_BYTES and held >= 2 * used:  # `torch.distributed.rpc` sends just the piece of a large storage
         return tensor.clone()

@@ -90,6 +90,31 @@ def test_an_object_does_not_share_its_tensor_with_the_bare_one(object_first: boo
     assert torch.equal(held.keys + 1, bare)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("bare_first", [True, False])
+def test_a_sparse_tensor_shares_its_values_with_no_other_value(layout: torch.layout, *, bare_first: bool) -> None:
+    values, places = torch.ones(3), torch.arange(3)
+    sparse = (
+        torch.sparse_coo_tensor(places[None], values, (3,), check_invariants=True)
+        if layout is torch.sparse_coo
+        else torch.sparse_csr_tensor(torch.tensor([0, 3]), places, values, (1, 3), check_invariants=True)
+    )
+    found = isolated([values, sparse, sparse] if bare_first else [sparse, values, sparse])
+    values.zero_()
+    assert [float(each.to_dense().sum()) for each in found if each is not values] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("view", [torch.conj, lambda x: x.conj().imag])
+def test_a_copy_is_as_lazy_as_what_it_is_a_copy_of(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.complex(torch.ones(2), torch.arange(2.0))
+    _, copied = isolated([x, view(x)])
+    assert (copied.is_conj(), copied.is_neg()) == (view(x).is_conj(), view(x).is_neg()) != (False, False)
+    assert torch.equal(copied, view(x))
+    x.zero_()
+    assert copied.abs().sum() > 0
+
+
 def test_what_an_object_holds_twice_stays_one() -> None:
     x = torch.zeros(2)
     first, _ = isolated([(Request(x), Request(x)), (Request(x),)])

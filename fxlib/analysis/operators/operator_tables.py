@@ -34,7 +34,8 @@ RETURN_ARGUMENT = _named(
     contiguous dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout
     positive real conj conj_physical resolve_conj resolve_neg expand_as sum_to_size broadcast_tensors meshgrid
     einsum tensordot as_tensor asarray from_numpy pin_memory unsafe_split unsafe_split_with_sizes unsafe_chunk
-    flatten as_subclass dequantize refine_names rename
+    flatten as_subclass dequantize refine_names rename sparse_compressed_tensor _sparse_compressed_tensor_unsafe
+    _sparse_coo_tensor_unsafe _sparse_csr_tensor_unsafe _sparse_coo_tensor_with_dims_and_tensors
     """
 )
 """Operators that may return an argument, or a view of one, whatever their schema says."""
@@ -42,7 +43,12 @@ RETURN_ARGUMENT = _named(
 RETURN_FIRST = _named("to type type_as getitem getattr __getitem__")
 """Operators that may return their first argument, or what it holds, and no other argument."""
 
-UNSAFE_VIEWS = _named("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk lift")
+UNSAFE_VIEWS = _named(
+    """
+    _unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk lift sparse_compressed_tensor
+    _sparse_coo_tensor_with_dims_and_tensors
+    """
+)
 """Operators that return a view, or the argument itself, although their schemas deny it."""
 
 NEW_VIEW = _named(

@@ -47,6 +47,24 @@ def test_what_may_be_a_view_shares_memory(target: Any) -> None:
     assert found.shares
 
 
+SPARSE = ["coo_tensor", "csr_tensor", "csc_tensor", "bsr_tensor", "bsc_tensor", "compressed_tensor"]
+
+
+@pytest.mark.parametrize("target", [getattr(torch, f"sparse_{each}") for each in SPARSE])
+def test_a_sparse_tensor_shares_memory_with_its_values(target: Any) -> None:
+    found = facts(target, "indices", "others", "values")
+    assert found is not None
+    assert found.shares
+
+
+def test_a_sparse_tensor_of_an_export_shares_memory_with_its_values() -> None:
+    aten = torch.ops.aten
+    for target in (aten.sparse_compressed_tensor, aten._sparse_coo_tensor_with_dims_and_tensors):
+        found = facts(getattr(target, target.overloads()[0]), "indices", "values")
+        assert found is not None
+        assert found.shares
+
+
 @pytest.mark.parametrize(
     "target, args, kwargs, written",
     [
