@@ -118,10 +118,11 @@ def clean_up(frame: FrameType | None, end: FrameType | None) -> str:
 def _cleans_up(code: CodeType, place: int) -> bool:
     """Return whether the instruction at an offset is one of a `finally`, or leaves a `with`.
 
-    The compiler writes these twice, with the same positions: for an error, in a handler, and behind the block.
+    The compiler writes these twice, with the same positions: for an error, in a handler, and behind the block. In
+    Python 3.11, what enters the second manager of a `with` has them, too.
     """
     handlers = _passing_on(code)
-    return bool(handlers) and any(
+    return bool(handlers and dis.opname[code.co_code[place]] != "BEFORE_WITH") and any(
         place > start and list(code.co_positions())[place // 2] in positions for start, positions in handlers
     )
 

@@ -1,4 +1,4 @@
-"""Convert code objects to lists of instructions and back, keeping jumps, exception handlers and line numbers.
+"""Convert code objects to lists of instructions and back, keeping jumps, exception handlers and positions.
 
 This is the only module that depends on the layout of Python's code. Versions 3.11 to 3.13 are supported: they agree on
 the tables, and differ in their instructions, in the number of cache entries after each, and in the position of a call's
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 VERSION = sys.version_info[:2]
 IS_KNOWN = VERSION in ((3, 11), (3, 12), (3, 13))
@@ -35,22 +35,27 @@ _CACHES = _caches()
 """The number of cache entries that follow each instruction, by the instruction's name."""
 
 
+Position: TypeAlias = tuple[int | None, int | None, int | None, int | None]
+"""First and last line, first column and the column behind the last; None for each that is unknown."""
+_NOWHERE: Position = (None, None, None, None)
+
+
 class Instruction:
     """One instruction.
 
     Attributes:
         name: the name of the operation.
         argument: the argument, or 0 if there is none; `assembled` computes that of a jump.
-        line: the line number in the source, or None if there is none.
+        position: the position in the source.
         target: the instruction to which it jumps, if it is a jump.
         offset: the offset from the beginning of the code, in units of two bytes.
         size: the size in these units, with argument prefixes and caches.
     """
 
-    __slots__ = ("argument", "line", "name", "offset", "size", "target")
+    __slots__ = ("argument", "name", "offset", "position", "size", "target")
 
-    def __init__(self, name: str, argument: int = 0, line: int | None = None) -> None:
-        self.name, self.argument, self.line = name, argument, line
+    def __init__(self, name: str, argument: int = 0, position: Position = _NOWHERE) -> None:
+        self.name, self.argument, self.position = name, argument, position
         self.target: Instruction | None = None
         self.offset = 0
         self.size = 1 + _CACHES[name] + (argument > 255 and (argument.bit_length() - 1) // 8)
@@ -74,7 +79,7 @@ class Handled:
 
 def read(code: CodeType) -> tuple[list[Instruction], list[Handled]]:
     """Return the instructions of a code object, and the ranges whose exceptions are handled."""
-    units, lines = code.co_code, [line for line, *_ in code.co_positions()]
+    units, positions = code.co_code, list(code.co_positions())
     made: list[Instruction] = []
     at: dict[int, Instruction] = {}
     jumps: list[tuple[Instruction, int]] = []
@@ -86,7 +91,7 @@ def read(code: CodeType) -> tuple[list[Instruction], list[Handled]]:
         if name == "EXTENDED_ARG":
             prefix = argument << 8
             continue
-        each = Instruction(name, argument, lines[waiting[-1]])
+        each = Instruction(name, argument, positions[waiting[-1]])
         made.append(each)
         at.update(dict.fromkeys(waiting, each))  # a jump may target the prefixes
         prefix, waiting = 0, []
@@ -125,7 +130,7 @@ def assembled(
         co_code=_encoded(instructions),
         co_consts=constants,
         co_stacksize=stack,
-        co_linetable=_line_table(instructions, code.co_firstlineno),
+        co_linetable=_location_table(instructions, code.co_firstlineno),
         co_exceptiontable=_exception_table(handled, first, instructions),
     )
 
@@ -180,23 +185,30 @@ def _varint(value: int, begin: int) -> bytes:
     return bytes(made)
 
 
-def _line_table(instructions: Iterable[Instruction], first_line: int) -> bytes:
-    """Encode line numbers without columns: by code 13 of the format, or by 15 where there is no line."""
+def _location_table(instructions: Iterable[Instruction], first_line: int) -> bytes:
+    """Encode positions: by code 14 of the format, by 13 where columns are unknown, or by 15 where there is no line."""
     table, line = bytearray(), first_line
     for each in instructions:
+        first, last, begin, end = each.position
         units = each.size
         while units:
             length = min(units, 8)
             units -= length
-            if each.line is None:
-                table.append(0x80 | 15 << 3 | length - 1)
+            known = first is not None and last is not None and begin is not None and end is not None
+            table.append(0x80 | (15 if first is None else 14 if known else 13) << 3 | length - 1)
+            if first is None:
                 continue
-            change = each.line - line
-            line = each.line
-            table.append(0x80 | 13 << 3 | length - 1)
-            value = (-change << 1 | 1) if change < 0 else change << 1
-            while value > 63:
-                table.append(value & 63 | 64)
-                value >>= 6
-            table.append(value)
+            change, line = first - line, first
+            table += _location((-change << 1 | 1) if change < 0 else change << 1)
+            if last is not None and begin is not None and end is not None:
+                table += _location(last - first) + _location(begin + 1) + _location(end + 1)
     return bytes(table)
+
+
+def _location(value: int) -> bytes:
+    made = bytearray()
+    while value > 63:
+        made.append(value & 63 | 64)
+        value >>= 6
+    made.append(value)
+    return bytes(made)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
-from fxlib.capture.recording.bytecode import NULL_IS_ABOVE, VERSION, Handled, Instruction, assembled, read
+from fxlib.capture.recording.bytecode import NULL_IS_ABOVE, VERSION, Handled, Instruction, Position, assembled, read
 
 Observer = Callable[..., Any]
 
@@ -165,7 +165,7 @@ class _Editor:
             first[each] = edited[begin]
             if each.name == "RESUME" and not begun:
                 begun = True
-                edited += self._observe(self._constant(ENTRY), 0, each.line)
+                edited += self._observe(self._constant(ENTRY), 0, each.position)
             self._last = each
         for each in edited:
             if each.target is not None:
@@ -173,30 +173,32 @@ class _Editor:
         return edited, first
 
     def _before(self, each: Instruction, instructions: Sequence[Instruction], index: int) -> Iterator[Instruction]:
-        name, line = each.name, each.line
+        name, position = each.name, each.position
         if name in _OPERANDS:
             observer, operands = _OPERANDS[name]
             operands += name == "FORMAT_VALUE" and bool(each.argument & 4)  # the format is an operand as well
             text = (self._name(each),) if name in _NAMED else ()
-            yield from self._observe(self._observer(observer), operands, line, *text)
+            yield from self._observe(self._observer(observer), operands, position, *text)
         elif name == "LOAD_SUPER_ATTR":
-            yield from self._observe(self._observer("attribute_of_super"), 3, line, self._name(each))
+            yield from self._observe(self._observer("attribute_of_super"), 3, position, self._name(each))
         elif name == "CALL_INTRINSIC_1" and each.argument == _POSITIVE:
-            yield from self._observe(self._observer("operands"), 1, line)
+            yield from self._observe(self._observer("operands"), 1, position)
         elif name in _WRITTEN_GLOBALS:
-            yield from self._observe(self._observer("global_stored"), 0, line, self._names[each.argument])
+            yield from self._observe(self._observer("global_stored"), 0, position, self._names[each.argument])
         elif name in _WRITTEN_CELLS:
-            cell = Instruction(_LOAD_CELL, each.argument, line)
-            yield from self._call(self._observer("cell_stored"), line, (self._variable(each.argument),), (), cell)
-            yield Instruction("POP_TOP", 0, line)
+            cell = Instruction(_LOAD_CELL, each.argument, position)
+            yield from self._call(self._observer("cell_stored"), position, (self._variable(each.argument),), (), cell)
+            yield Instruction("POP_TOP", 0, position)
         elif name in ("KW_NAMES", "CALL_KW") or (name == _HEAD_OF_CALL and self._is_first_of_call()):
             call = next(later for later in instructions[index:] if later.name in _CALLS)
             called = self._observer("called")
-            yield from self._replace(called, call.argument, line, null=call in self._with_null, above=name == "CALL_KW")
+            yield from self._replace(
+                called, call.argument, position, null=call in self._with_null, above=name == "CALL_KW"
+            )
         elif name == "CALL_FUNCTION_EX":
             keywords = each.argument & 1
-            yield from self._observe(self._observer("contents"), 1 + keywords, line)
-            yield from self._replace(self._observer("unpacked"), 1 + keywords, line, null=True)
+            yield from self._observe(self._observer("contents"), 1 + keywords, position)
+            yield from self._replace(self._observer("unpacked"), 1 + keywords, position, null=True)
 
     def _is_first_of_call(self) -> bool:
         return self._last is None or self._last.name != "KW_NAMES"
@@ -209,57 +211,57 @@ class _Editor:
     def _itself(self, each: Instruction) -> Iterator[Instruction]:
         if each.name == "COMPARE_OP" and VERSION >= (3, 13) and each.argument & _AS_BOOL:
             yield _changed(each, "COMPARE_OP", each.argument & ~_AS_BOOL)
-            yield from self._observe(self._observer("truth"), 1, each.line)
-            yield Instruction("TO_BOOL", 0, each.line)
+            yield from self._observe(self._observer("truth"), 1, each.position)
+            yield Instruction("TO_BOOL", 0, each.position)
         elif _is_method(each):  # so that the called object always lies in one position
             name = "LOAD_ATTR" if each.name == "LOAD_METHOD" else each.name
             looked_up = _changed(each, name, each.argument if each.name == "LOAD_METHOD" else each.argument & ~1)
-            null = Instruction("PUSH_NULL", 0, each.line)
-            yield from (looked_up, null) if NULL_IS_ABOVE else (looked_up, null, Instruction("SWAP", 2, each.line))
+            null = Instruction("PUSH_NULL", 0, each.position)
+            yield from (looked_up, null) if NULL_IS_ABOVE else (looked_up, null, Instruction("SWAP", 2, each.position))
         else:
             yield each
 
-    def _observe(self, observer: int, operands: int, line: int | None, *text: str) -> Iterator[Instruction]:
-        yield from self._call(observer, line, text, [operands] * operands)
-        yield Instruction("POP_TOP", 0, line)
+    def _observe(self, observer: int, operands: int, position: Position, *text: str) -> Iterator[Instruction]:
+        yield from self._call(observer, position, text, [operands] * operands)
+        yield Instruction("POP_TOP", 0, position)
 
     def _replace(
-        self, observer: int, operands: int, line: int | None, *, null: bool, above: bool = False
+        self, observer: int, operands: int, position: Position, *, null: bool, above: bool = False
     ) -> Iterator[Instruction]:
         """Let an observer of calls decide which function is called.
 
         Args:
             observer: the index of the observer among the constants.
             operands: the number of arguments of the call, without an object bound to the function.
-            line: the line number in the program's source.
+            position: the position in the program's source.
             null: whether nothing is bound to the function.
             above: whether the keyword names lie on top of the stack.
         """
         called = operands + above + (2 if NULL_IS_ABOVE or not null else 1)
         between = operands + above + (0 if null else 1)
         count = operands + (0 if null else 1)
-        yield from self._call(observer, line, (), [called, *([between + 1] * count)])
-        yield Instruction("SWAP", called + 1, line)
-        yield Instruction("POP_TOP", 0, line)
+        yield from self._call(observer, position, (), [called, *([between + 1] * count)])
+        yield Instruction("SWAP", called + 1, position)
+        yield Instruction("POP_TOP", 0, position)
 
     def _call(
-        self, observer: int, line: int | None, text: Sequence[str], copied: Sequence[int], *more: Instruction
+        self, observer: int, position: Position, text: Sequence[str], copied: Sequence[int], *more: Instruction
     ) -> Iterator[Instruction]:
         """Call an observer with texts, copies of stack entries, and the values that further instructions load.
 
         The depths of the copied entries are those before the call, plus one for each entry copied before.
         """
-        begin = [Instruction("PUSH_NULL", 0, line), Instruction("LOAD_CONST", observer, line)]
+        begin = [Instruction("PUSH_NULL", 0, position), Instruction("LOAD_CONST", observer, position)]
         yield from reversed(begin) if NULL_IS_ABOVE else begin
         for each in text:
-            yield Instruction("LOAD_CONST", self._constant(each), line)
+            yield Instruction("LOAD_CONST", self._constant(each), position)
         for depth in copied:
-            yield Instruction("COPY", depth + 2 + len(text), line)
+            yield Instruction("COPY", depth + 2 + len(text), position)
         yield from more
         operands = len(text) + len(copied) + len(more)
         if _HEAD_OF_CALL == "PRECALL":
-            yield Instruction("PRECALL", operands, line)
-        yield Instruction("CALL", operands, line)
+            yield Instruction("PRECALL", operands, position)
+        yield Instruction("CALL", operands, position)
 
     def _observer(self, name: str) -> int:
         return self._constant(self._observers[name])
@@ -272,4 +274,4 @@ class _Editor:
 
 
 def _changed(each: Instruction, name: str, argument: int) -> Instruction:
-    return Instruction(name, argument, each.line)
+    return Instruction(name, argument, each.position)

@@ -121,17 +121,24 @@ def enters_by_calls(x: Tensor) -> Any:
     return ask(x)
 
 
+def enters_two(x: Tensor) -> Any:
+    with Enters(x) as y, Enters(y) as z:
+        return z
+
+
 def calls_within_blocks_and_behind_them(x: Tensor) -> Any:
     try:
         x = ask(x)
     finally:
         x = x * 2
-    with torch.no_grad():
-        x = ask(x)
+    with torch.no_grad(): x = ask(x)  # fmt: skip # noqa: E701
     return ask(x)
 
 
-@pytest.mark.parametrize("forward", [reads_in_the_end, enters_by_calls, calls_within_blocks_and_behind_them])
+CALLS = {reads_in_the_end: 1, enters_by_calls: 4, enters_two: 4, calls_within_blocks_and_behind_them: 3}
+
+
+@pytest.mark.parametrize("forward", CALLS, ids=lambda forward: forward.__name__)
 def test_other_calls_in_such_code_are_captured(forward: Callable[..., Any]) -> None:
     found = [node for node in fxlib.capture(forward).graph.nodes if "call" in node.meta]
-    assert len(found) == {reads_in_the_end: 1, enters_by_calls: 4}.get(forward, 3)
+    assert len(found) == CALLS[forward]
