@@ -87,7 +87,7 @@ def worker(hosts: Sequence[Host], service: Service, folder: Path) -> Iterator[No
 def test_a_trial_is_spread_over_hosts_and_feels_the_line_between_them(service: Service) -> None:
     workload = lookup_workload(service_time_s=0.0)
     with fxlib.connect(service.address) as client:
-        result = client.optimize(Lookups(), workload, where=WHERE, budget_s=20, deadline_s=250)
+        result = client.optimize(Lookups(), workload, where=WHERE, budget_s=60, deadline_s=250)
     assert result.decision == "adopt", result.explanation
     assert result.qps_original is not None
     # Two of the three processes are on one host, so at least two of the four lookups go over the line, in turn.

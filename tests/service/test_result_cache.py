@@ -217,13 +217,31 @@ def test_batches_of_other_tables_sizes_or_rows_have_keys_of_their_own() -> None:
     assert key_of(shuffled(0)) != key_of(shuffled(0), ranges={"target": (0, 1000)})
 
 
-@pytest.mark.parametrize("low, high", [(-1e308, 1e308), (0.0, 1.7e308), (1.7e308, 1.79e308), (-(2.0**63), 2.0**63)])
-async def test_the_widest_range_that_can_be_described_has_a_key(low: float, high: float) -> None:
+WIDEST = [
+    ("int64", -(2.0**62), 2.0**61),
+    ("int64", 0.0, 2.0**62),
+    ("float64", -1.7e38, 1.7e38),
+    ("float32", 0.0, 3.4e38),
+]
+
+
+@pytest.mark.parametrize("dtype, low, high", WIDEST)
+async def test_the_widest_range_that_can_be_described_has_a_key(dtype: str, low: float, high: float) -> None:
+    asked = request()
+    tensor = asked.workload.description.inputs[0]
+    tensor.dtype, tensor.low, tensor.high = dtype, low, high
+    async with make_service() as core:
+        assert states([await submit(core, asked)]) == ["queued"]
+
+
+@pytest.mark.parametrize("low, high", [(-1e308, 1e308), (1.7e308, 1.79e308), (-(2.0**63), 2.0**63)])
+async def test_a_wider_range_is_refused(low: float, high: float) -> None:
     asked = request()
     tensor = asked.workload.description.inputs[0]
     tensor.dtype, tensor.low, tensor.high = "int64", low, high
     async with make_service() as core:
-        assert states([await submit(core, asked)]) == ["queued"]
+        with pytest.raises(ServiceError, match=r"Tensors\.(low|high)"):
+            await submit(core, asked)
 
 
 def test_real_batches_have_a_key_of_their_values() -> None:
