@@ -118,8 +118,8 @@ def clean_up(frame: FrameType | None, end: FrameType | None) -> str:
 def _cleans_up(code: CodeType, place: int) -> bool:
     """Return whether the instruction at an offset is one of a `finally`, or leaves a `with`.
 
-    The compiler writes these twice, with the same positions: for an error, in a handler, and behind the block. In
-    Python 3.11, what enters the second manager of a `with` has them, too.
+    The compiler writes these twice, with the same positions: for an error, in a handler, and behind the block. Before
+    Python 3.13, what enters the second manager of a `with` has them, too.
     """
     handlers = _passing_on(code)
     return bool(handlers and dis.opname[code.co_code[place]] != "BEFORE_WITH") and any(

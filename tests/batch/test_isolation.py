@@ -123,8 +123,7 @@ def test_what_an_object_holds_twice_stays_one() -> None:
 
 
 def test_what_nobody_can_write_to_stays_the_same_object() -> None:
-    handle = rpc.WorkerInfo
-    for each in (torch.float32, torch.Size([2]), handle, len, isolated, b"rows"):
+    for each in (torch.float32, torch.Size([2]), rpc.WorkerInfo, len, isolated, b"rows"):
         first, second = isolated([[each], [each]])
         assert first[0] is each
         assert second[0] is each
