@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.nn import functional
 
 from fxlib.errors import FxlibError
 from fxlib.runtime import int8
@@ -28,6 +29,15 @@ _OPERATORS: Final[Mapping[object, Function]] = {
 """The function that computes each operator, which is called at once where the dispatcher has nothing to decide."""
 _VIEWS: Final = frozenset({"contiguous", "view", "reshape", "flatten"})
 """The methods that quantized tensors have as others do."""
+_NEW: Final = frozenset(
+    {torch.ops.fxlib.int8_linear.default, torch.ops.fxlib.int8_conv2d.default, torch.ops.fxlib.dequantize.default}
+)
+"""Operators whose result is in memory that nothing else has, whether it is float32 or quantized."""
+_WITHIN: Final = frozenset(
+    {functional.selu, functional.elu, functional.celu, functional.leaky_relu, functional.silu, functional.mish}
+    | {functional.hardtanh, functional.hardswish, functional.hardsigmoid, functional.relu, functional.relu6}
+)
+"""Activations that compute in the memory of their input, with the same bits, if `inplace` says so."""
 _RESHAPING: Final = frozenset(
     {"resize_", "resize_as_", "set_", "as_strided_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_"}
     | {"swapdims_", "__setattr__", "setattr"}
@@ -191,6 +201,8 @@ class _Rewriting:
             self._values[node] = copied = self._graph.node_copy(node, self._integers)
             if computes is not None:
                 copied.target = _named(node.name, _direct(computes, copied.target))
+            elif _may_overwrite(node):
+                copied.update_kwarg("inplace", True)
 
     def _kernel(self, computes: Function, inputs: Sequence[Any], others: Sequence[Any]) -> Kernel | Sum | None:
         """Return what computes an operator on quantized tensors; None if nothing does, or the operator would raise."""
@@ -259,6 +271,14 @@ class _Rewriting:
         if (key := (node, point)) not in self._converted:
             self._converted[key] = self._graph.call_function(levels_of, (self._integers(node), *point))
         return self._converted[key]
+
+
+def _may_overwrite(node: Node) -> bool:
+    """Return whether a node is an activation of a layer's new result, which no other node uses."""
+    given = node.args[0] if node.args else None
+    if node.target not in _WITHIN or node.kwargs.get("inplace") is not False or not isinstance(given, Node):
+        return False
+    return given.target in _NEW and len(given.users) == 1
 
 
 def _is_exact(node: Node) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
@@ -46,6 +47,29 @@ def test_layers_hand_on_quantized_tensors() -> None:
     assert_same(
         module, images(), images(1), images(2).to(memory_format=torch.channels_last), images(0), images()[:, ::2]
     )
+
+
+@pytest.mark.parametrize("activation", [functional.selu, functional.silu, functional.elu, functional.hardswish])
+@pytest.mark.parametrize("others", [0, 1])
+@torch.no_grad()
+def test_an_activation_overwrites_only_what_nothing_else_uses(activation: Callable[..., Tensor], others: int) -> None:
+    graph, root = Graph(), nn.Module()
+    root.weight, root.scales = nn.Buffer(integers(4, 8)), nn.Buffer(figures(4, 1))
+    layer = graph.get_attr("weight"), graph.get_attr("scales"), None
+    found = graph.call_function(
+        OPERATORS.int8_linear.default, (graph.placeholder("x"), None, 0, *layer, None, 0, "none")
+    )
+    active = graph.call_function(activation, (found,), {"inplace": False})
+    graph.output((active, found) if others else (active,))
+    module = GraphModule(root, graph)
+    program = QuantizedProgram().of(module)
+    assert program is not None
+    (made,) = program.graph.find_nodes(op="call_function", target=activation)
+    assert made.kwargs["inplace"] is not bool(others)
+    for x in (torch.randn(3, 8), torch.randn(200, 8), torch.randn(2, 5, 8)):
+        for one, expected in zip(program(x), module(x), strict=True):
+            assert torch.equal(one, expected)
+            assert one.stride() == expected.stride()
 
 
 def _written(module: GraphModule, name: str) -> None:

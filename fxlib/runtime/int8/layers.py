@@ -6,6 +6,7 @@ earlier call, unchanged, is not checked again.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 
 from fxlib.errors import FxlibError
 from fxlib.runtime.int8 import quint8
+from fxlib.utils.hardware import instructions
 
 WEIGHT_LIMIT: Final = 64
 """The largest magnitude of an int8 weight: 2 * 255 * 64 is within 16 bits with a sign, and 2 * 255 * 127 is not."""
@@ -40,6 +42,8 @@ ACTIVATIONS: Final[Mapping[str, frozenset[str]]] = {
 """The activations that each kind of layer applies to its sums, in float, before they are rounded."""
 FEW_ROWS: Final = 96
 """The number of a linear layer's inputs up to which FBGEMM is faster than oneDNN, measured on a processor with AVX2."""
+_FEW_ROWS_WITH_VNNI: Final = 12
+"""The same number, measured on a processor with AVX512, VNNI and AMX."""
 _MANY_CHANNELS: Final = 64
 """The number of channels from which on FBGEMM is faster in depthwise convolutions, measured there, too."""
 REACH: Final = 1 << 20
@@ -291,6 +295,12 @@ class Result:
         check_levels(scale, self.zero_point)
         check(self.activation in ACTIVATIONS[kind], f"activations are {', '.join(sorted(ACTIVATIONS[kind]))}")
         return scale, self.zero_point, self.dtype, *_POST_OPS[self.activation]
+
+
+@functools.cache
+def few_rows_here() -> int:
+    """Return the number of a linear layer's inputs up to which FBGEMM is faster than oneDNN on this processor."""
+    return _FEW_ROWS_WITH_VNNI if "avx512_vnni" in instructions() else FEW_ROWS
 
 
 def check_without_gradient(*tensors: torch.Tensor) -> None:

@@ -24,7 +24,6 @@ from torch._prims_common import suggest_memory_format
 
 from fxlib.runtime.int8 import quint8
 from fxlib.runtime.int8.layers import (
-    FEW_ROWS,
     REACH,
     Call,
     Layer,
@@ -35,6 +34,7 @@ from fxlib.runtime.int8.layers import (
     check_levels,
     check_uint8,
     check_without_gradient,
+    few_rows_here,
 )  # fmt: skip
 from fxlib.runtime.int8.quint8 import as_integers, as_levels, quantized
 
@@ -102,7 +102,8 @@ def linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_res
     result.options("linear")
     rows = levels.values.reshape(-1, x.shape[-1])
     given: tuple[Any, ...]
-    if len(rows) <= FEW_ROWS and result.relu is not None and quint8.computes_here() and 1e-30 < levels.scale < 1e30:
+    few = len(rows) <= few_rows_here() and result.relu is not None and quint8.computes_here()
+    if few and 1e-30 < levels.scale < 1e30:
         given = (few_rows, levels.scale, levels.zero_point, layer.for_linear(), result)
     else:
         given = (MANY_ROWS, levels.scale, levels.zero_point, *many_rows(layer, result))
@@ -117,7 +118,7 @@ def many_rows(layer: Layer, result: Result) -> tuple[Any, ...]:
 
 
 def few_rows(x: torch.Tensor, scale: float, zero_point: int, packed: Any, result: Result) -> torch.Tensor:
-    """Return a linear layer of few inputs by FBGEMM: for one, oneDNN takes up to twelve times as long."""
+    """Return a linear layer of few inputs by FBGEMM: without VNNI, oneDNN takes up to twelve times as long for one."""
     if result.scale is None:  # levels become numbers and levels again, without loss but for extreme scales
         return quint8.LINEAR_TO_FLOAT[bool(result.relu)](dequantize(x, scale, zero_point), scale, zero_point, packed)
     levels = torch._make_per_tensor_quantized_tensor(x, scale, zero_point)
