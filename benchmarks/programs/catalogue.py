@@ -460,6 +460,7 @@ PROGRAMS: Final = (
         servers=("cloud", "edge"),
         make=halves,
         batch=sentences,
+        is_random=True,
         prepare=layers_of_transformers_4,
     ),
     Program(
