@@ -32,7 +32,7 @@ _VIEWS: Final = frozenset({"contiguous", "view", "reshape", "flatten"})
 _NEW: Final = frozenset(
     {torch.ops.fxlib.int8_linear.default, torch.ops.fxlib.int8_conv2d.default, torch.ops.fxlib.dequantize.default}
 )
-"""Operators whose result is in memory that nothing else has, whether it is float32 or quantized."""
+"""Operators whose result is in memory that nothing else has."""
 _WITHIN: Final = frozenset(
     {functional.selu, functional.elu, functional.celu, functional.leaky_relu, functional.silu, functional.mish}
     | {functional.hardtanh, functional.hardswish, functional.hardsigmoid, functional.relu, functional.relu6}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
@@ -49,7 +49,7 @@ def test_layers_hand_on_quantized_tensors() -> None:
     )
 
 
-@pytest.mark.parametrize("activation", [functional.selu, functional.silu, functional.elu, functional.hardswish])
+@pytest.mark.parametrize("activation", sorted(quantized_program._WITHIN, key=attrgetter("__name__")))
 @pytest.mark.parametrize("others", [0, 1])
 @torch.no_grad()
 def test_an_activation_overwrites_only_what_nothing_else_uses(activation: Callable[..., Tensor], others: int) -> None:

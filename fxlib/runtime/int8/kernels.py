@@ -15,7 +15,7 @@ import torch
 
 from fxlib.errors import FxlibError
 from fxlib.runtime.int8 import operators, quint8
-from fxlib.runtime.int8.layers import Layer, Result, Window, check, check_levels, few_rows_here
+from fxlib.runtime.int8.layers import Layer, Result, Window, check, check_levels, fbgemm_rows
 from fxlib.runtime.int8.quint8 import as_integers, as_levels
 
 Function: TypeAlias = Callable[..., Any]
@@ -156,11 +156,11 @@ def _linear(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: Any, *r
     returns = None if made.scale is None else (made.scale, made.zero_point)
     outputs, inputs = weight.shape
     relu = made.relu if 1e-30 < scale < 1e30 else None
-    most_few = few_rows_here() * inputs
+    most_numbers = fbgemm_rows() * inputs
     few, many = functools.cache(layer.for_linear), functools.cache(lambda: operators.many_rows(layer, made))
 
     def multiply(levels: torch.Tensor) -> torch.Tensor:
-        if relu is None or levels.numel() > most_few:
+        if relu is None or levels.numel() > most_numbers:
             found = operators.MANY_ROWS(as_integers(levels).reshape(-1, inputs), *takes, *many())
             found = found.reshape(*levels.shape[:-1], outputs)
             return found if returns is None else as_levels(found, *returns)

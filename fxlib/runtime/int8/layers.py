@@ -298,7 +298,7 @@ class Result:
 
 
 @functools.cache
-def few_rows_here() -> int:
+def fbgemm_rows() -> int:
     """Return the number of a linear layer's inputs up to which FBGEMM is faster than oneDNN on this processor."""
     return _FEW_ROWS_WITH_VNNI if "avx512_vnni" in instructions() else FEW_ROWS
 

@@ -34,7 +34,7 @@ from fxlib.runtime.int8.layers import (
     check_levels,
     check_uint8,
     check_without_gradient,
-    few_rows_here,
+    fbgemm_rows,
 )  # fmt: skip
 from fxlib.runtime.int8.quint8 import as_integers, as_levels, quantized
 
@@ -102,7 +102,7 @@ def linear(x: torch.Tensor, scale: float | None, zero_point: int, *layer_and_res
     result.options("linear")
     rows = levels.values.reshape(-1, x.shape[-1])
     given: tuple[Any, ...]
-    few = len(rows) <= few_rows_here() and result.relu is not None and quint8.computes_here()
+    few = len(rows) <= fbgemm_rows() and result.relu is not None and quint8.computes_here()
     if few and 1e-30 < levels.scale < 1e30:
         given = (few_rows, levels.scale, levels.zero_point, layer.for_linear(), result)
     else:
