@@ -32,7 +32,9 @@ def batches(module: GraphModule) -> list[Node]:
     return [node for node in module.graph.nodes if is_batch(node)]
 
 
-def call(name: str, *, to: str = "ps0", service_s: float = 1e-3, size: int = 1000) -> CallProfile:
+def call(
+    name: str, *, to: str = "ps0", service_s: float = 1e-3, issue_s: float = 1e-4, size: int = 1000
+) -> CallProfile:
     return CallProfile(
         call=name,
         function=f"shop:{name}",
@@ -40,7 +42,7 @@ def call(name: str, *, to: str = "ps0", service_s: float = 1e-3, size: int = 100
         request_bytes=size,
         response_bytes=0,
         returns=Opaque(),
-        issue_s=1e-4,
+        issue_s=issue_s,
         wait_s=1e-5,
         service_s=Spread.of([service_s]),
     )

@@ -59,6 +59,10 @@ def wait_item(flying: Any, index: int) -> Any:
         ContractError: the argument is no result of `issue_batch`, or there is no such call.
         Exception: what the blocking call would have raised.
     """
+    if type(flying) is BatchInFlight and 0 <= index < len(flying.outcomes):
+        outcome = flying.outcomes[index]
+        if type(outcome) is torch.Tensor:  # most results are, and this runs for each lookup
+            return outcome
     if not isinstance(flying, BatchInFlight) or not 0 <= index < len(flying):
         raise ContractError(f"there is no call {index} in a {type(flying).__name__}", where="wait_item")
     result = flying.result(index)
@@ -95,8 +99,6 @@ class BatchInFlight:
             if (forward := THREAD.forward) is not None and forward.shares_nodes:
                 forward.came_with |= dict.fromkeys(map(id, self.outcomes), weakref.ref(self))
         outcome = self.outcomes[index if index < len(self.outcomes) else -1]
-        if type(outcome) is torch.Tensor:  # most results are, and this runs for each lookup
-            return outcome
         if isinstance(outcome, _Raised):
             raise outcome.error
         return batch.result(outcome)

@@ -22,7 +22,7 @@ from fxlib.runtime import functions
 from fxlib.runtime.dynamo import outside_of_dynamo
 from fxlib.runtime.tracking.flow_control import DEADLINES, FlowControl, in_own_time
 from fxlib.runtime.tracking.forward_context import current_flow_control, current_forward, received
-from fxlib.runtime.tracking.track import track
+from fxlib.runtime.tracking.track import track, track_together
 
 # `rpc_async` returns a `torch._C.Future`, of which `torch.futures.Future` is a subclass.
 Future: TypeAlias = "torch._C.Future[Any]"
@@ -176,7 +176,7 @@ def send_gradient(  # noqa: PLR0917 - as all operators: positional, in the docum
     `fxlib.push_gradients` then sends adjacent pushes to one server in one message, and pushes to several servers side
     by side (`fxlib.runtime.gradients.pushes`).
     """
-    return track(result, (to, gradient, args, kwargs, timeout, index), together=True)
+    return track_together(result, (to, gradient, args, kwargs, timeout, index))
 
 
 @outside_of_dynamo

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from fxlib.errors import ContractError
 from fxlib.runtime.tracking.autograd_node import Slot, as_it_is, is_tracked, tracked
-from fxlib.runtime.tracking.forward_context import ForwardContext, Made, Tracked, current_forward
+from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext, Tracked, current_forward
 from fxlib.runtime.tracking.result_structure import mapped
 from fxlib.utils.pytree import leaves
 
@@ -45,6 +46,20 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
     return mapped(result, lambda each: outputs.get(id(each), each))
 
 
+def track_together(result: Any, push: Destination) -> Any:
+    """Do what `track` does for a result that travels with others, with few steps if it came in a message with these.
+
+    Raises:
+        ContractError: there is no tensor in the result.
+    """
+    forward = THREAD.forward
+    if forward is None or not torch.is_grad_enabled() or (made := forward.made.pop(id(result), None)) is None:
+        return track(result, push, together=True)
+    _, output, slot = made
+    _note(forward, slot, (slot,), push, together=True)
+    return output
+
+
 def _made(result: torch.Tensor, forward: ForwardContext) -> tuple[torch.Tensor, Slot]:
     """Return the stand-in for a result and its gradient's slot; make them for all results that came with it."""
     made, key = forward.made, id(result)
@@ -57,13 +72,10 @@ def _made(result: torch.Tensor, forward: ForwardContext) -> tuple[torch.Tensor, 
         if len(together) < 2:
             return _tracked(forward, [result])[0]
         for each, (output, slot) in zip(together, _tracked(forward, together), strict=True):
-            made[id(each)] = weakref.ref(each, _forgetting(made, id(each))), output, slot
+            forget = partial(made.pop, id(each))  # it is called with the reference, which pop takes as its default
+            made[id(each)] = weakref.ref(each, forget), output, slot
     _, output, slot = made.pop(key)
     return output, slot
-
-
-def _forgetting(made: dict[int, Made], key: int) -> Callable[[object], object]:
-    return lambda _: made.pop(key, None)
 
 
 def _no_message() -> None:

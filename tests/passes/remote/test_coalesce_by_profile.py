@@ -99,6 +99,16 @@ def test_a_quick_answer_that_lets_another_call_leave_does_not_wait_for_a_slow_on
     assert coalesced(program.returns(slow, second), profile)[1] == []
 
 
+def test_the_first_issue_of_a_step_takes_longer_and_divides_no_message() -> None:
+    calls = [call(name, service_s=2e-4, issue_s=each) for name, each in zip("abc", (6e-4, 2e-4, 2e-4), strict=True)]
+    assert coalesced(consumed_one_by_one(), consumed(0.005, *calls))[1] == [["a", "b", "c"]]
+
+
+def test_an_issue_that_takes_many_times_as_long_travels_alone() -> None:
+    calls = [call(name, service_s=2e-4, issue_s=each) for name, each in zip("abc", (2e-2, 2e-4, 2e-4), strict=True)]
+    assert coalesced(consumed_one_by_one(), consumed(0.005, *calls))[1] == [["b", "c"]]
+
+
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(
