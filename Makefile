@@ -61,9 +61,9 @@ fast: $(INSTALLED)
 test: $(INSTALLED) system ## every test
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going cluster others
 
-# Fewer than alone: beside it run the tests that measure.
+# Twice as many as cores, beside one that waits for Ray half of the time.
 others: $(INSTALLED)
-	$(PARALLEL) -n 3 -m "not cluster"
+	$(PARALLEL) -n 4 -m "not cluster"
 
 # One after another, in a process of their own: half of the time they wait for Ray. What they say comes when all are done.
 # They measure beside all others, so they have three chances; what ran again is in the summary.

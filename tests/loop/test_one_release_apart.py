@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,12 @@ def check_launched(python: Path, address: str, name: str) -> None:
 @pytest.mark.timeout(600)
 def test_a_launcher_a_service_and_a_worker_of_two_releases_adopt_a_faster_module(tmp_path: Path) -> None:
     releases = {"old": python_of_the_release(tmp_path), "new": Path(sys.executable)}
-    for here, there in (("new", "old"), ("old", "new")):
+
+    def check(here: str, there: str) -> None:
         folder = tmp_path / f"{here} service"
         with service(releases[here], folder) as address, worker(releases[there], address, folder / "worker.log"):
             check_launched(releases["new"], address, "by a new launcher")
             check_launched(releases["old"], address, "by an old launcher")
+
+    with ThreadPoolExecutor() as threads:  # what they wait for, they wait for side by side
+        list(threads.map(check, ("new", "old"), ("old", "new")))

@@ -56,8 +56,9 @@ def test_a_model_comes_in_whole(captured: Captured) -> None:
     assert same, same
     _assert_travels(graph, captured.inputs)
     scheduled = fxlib.optimize(graph, recipe="schedule")
-    same = fxlib.verify(model, scheduled, captured.inputs, grad=False)
-    assert same, same
+    if scheduled.code != graph.code:  # there are no calls to move, but a node may run nearer to what uses it
+        same = fxlib.verify(model, scheduled, captured.inputs, grad=False)
+        assert same, same
 
 
 def _assert_travels(captured: CapturedModule, inputs: zoo.Inputs) -> None:
