@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 IN_ONE_PIECE = said=$$($(1) 2>&1) && echo "$$said" | tail -n 1 || { echo "$$said"; exit 1; }
 SYSTEM_PACKAGES := chromium:chromium chromedriver:chromium-driver prometheus:prometheus dot:graphviz ip:iproute2 pg_ctlcluster:postgresql
 
-.PHONY: help install check lint types arrows protos-lint fast test others cluster fuzz system demo bench docs reference screenshots protos format clean
+.PHONY: help install check lint types arrows protos-lint fast test others cluster own-cluster fuzz system demo bench docs reference screenshots protos format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -59,18 +59,24 @@ fast: $(INSTALLED)
 	$(PARALLEL) -n 4 -m "not slow and not cluster"
 
 test: $(INSTALLED) system ## every test
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going cluster others
+	@$(MAKE) --no-print-directory --jobs 3 --keep-going cluster own-cluster others
 
-# Twice as many as cores, beside one that waits for Ray half of the time.
+# Fewer than alone: beside it run the tests that measure.
 others: $(INSTALLED)
-	$(PARALLEL) -n 4 -m "not cluster"
+	$(PARALLEL) -n 3 -m "not cluster"
 
-# One after another, in a process of their own: half of the time they wait for Ray. What they say comes when all are done.
+# Tests of clusters run one after another, in a process of their own: half of the time they wait for Ray. Those that share
+# nothing are a second such process. What they say comes when all are done.
 # They measure beside all others, so they have three chances; what ran again is in the summary.
 # In order: tests that begin a Ray in their process and end it come before those of workers, which keep one to the end.
-cluster: $(INSTALLED)
-	@said=$$($(PARALLEL) -n 1 --reruns 2 -m cluster $$(grep -rl mark.cluster --include='test_*.py' tests | sort) 2>&1); \
+IN_ORDER = said=$$($(PARALLEL) -n 1 --reruns 2 -m "$(1)" $$(grep -rl mark.cluster --include='test_*.py' tests | sort) 2>&1); \
 	status=$$?; echo "$$said"; exit $$status
+
+cluster: $(INSTALLED)
+	@$(call IN_ORDER,cluster and not own_cluster)
+
+own-cluster: $(INSTALLED)
+	@$(call IN_ORDER,own_cluster)
 
 fuzz: $(INSTALLED) ## every parser, with inputs that coverage guides, for FUZZ_SECONDS (180), and long sequences of calls
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary atheris \

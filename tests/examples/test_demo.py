@@ -55,6 +55,7 @@ def assert_nothing_left(out: Path, *, within_s: float = 60.0) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_the_demo_adopts_trains_the_same_losses_and_leaves_a_report(tmp_path: Path) -> None:
     demo = start(tmp_path)
@@ -72,6 +73,7 @@ def test_the_demo_adopts_trains_the_same_losses_and_leaves_a_report(tmp_path: Pa
 
 
 @pytest.mark.cluster
+@pytest.mark.own_cluster
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "signum, seen",

@@ -34,6 +34,7 @@ def test_servers_of_one_s_own_use_the_public_names_alone() -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.own_cluster
 @pytest.mark.timeout(300)
 def test_it_runs_with_one_command_and_adopts_the_faster_module() -> None:
     command = [sys.executable, "-m", "examples.own_servers.train"]

@@ -21,6 +21,7 @@ from tests.workers.cases import Lookups, lookup_workload
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.own_cluster,
     pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "there can be hosts"),
 ]
 DELAY_S = 0.01

@@ -18,7 +18,7 @@ import pytest
 import fxlib
 from tests.shared.released import python_of_the_release
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.own_cluster]
 
 LAUNCHER = Path(__file__).with_name("one_release_apart.py")
 
