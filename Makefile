@@ -76,7 +76,7 @@ cluster: $(INSTALLED)
 	@$(call IN_ORDER,cluster and not own_cluster)
 
 own-cluster: $(INSTALLED)
-	@$(call IN_ORDER,own_cluster)
+	@$(call IN_ORDER,cluster and own_cluster)
 
 fuzz: $(INSTALLED) ## every parser, with inputs that coverage guides, for FUZZ_SECONDS (180), and long sequences of calls
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --only-binary atheris \

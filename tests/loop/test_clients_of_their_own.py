@@ -27,7 +27,7 @@ pytestmark = pytest.mark.cluster
 
 X = torch.arange(4.0)
 _MIN_GAIN = 0.05
-"""The gain to ask for: both lookups at once take half of the time, which is all of a step on cores that are free."""
+"""The gain of which a trial has to be sure, which a busy machine shows within the budget; the gain itself is larger."""
 
 
 class Features(nn.Module):
@@ -75,6 +75,7 @@ def test_a_job_that_calls_its_own_services_is_replayed_adopted_and_bound_to_its_
         assert result.reason is Reason.FASTER, result.explanation
         assert result.gain is not None
         assert result.gain.low > _MIN_GAIN
+        assert result.gain.value > 0.3
         reached = [call.to for call in profile.calls]
         assert [call.to for call in result.calls] == reached
         assert result.timeline_optimized is not None

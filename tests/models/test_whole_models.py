@@ -50,15 +50,21 @@ def _assert_alike(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("captured", zoo.models(), indirect=True)
 def test_a_model_comes_in_whole(captured: Captured) -> None:
     model, graph = captured.model, captured.graph
-    assert [id(each) for each in graph.parameters()] == [id(each) for each in model.parameters()]
-    assert graph.state_dict().keys() == model.state_dict().keys()
+    _assert_has_state_of(model, graph)
     same = fxlib.verify(model, graph, captured.inputs)
     assert same, same
     _assert_travels(graph, captured.inputs)
     scheduled = fxlib.optimize(graph, recipe="schedule")
+    _assert_has_state_of(model, scheduled)
     if scheduled.code != graph.code:  # there are no calls to move, but a node may run nearer to what uses it
         same = fxlib.verify(model, scheduled, captured.inputs, grad=False)
         assert same, same
+
+
+def _assert_has_state_of(model: torch.nn.Module, graph: torch.nn.Module) -> None:
+    assert [id(each) for each in graph.parameters()] == [id(each) for each in model.parameters()]
+    assert [id(each) for each in graph.buffers()] == [id(each) for each in model.buffers()]
+    assert graph.state_dict().keys() == model.state_dict().keys()
 
 
 def _assert_travels(captured: CapturedModule, inputs: zoo.Inputs) -> None:

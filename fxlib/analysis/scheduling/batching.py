@@ -313,16 +313,16 @@ def _hashable(value: object) -> Hashable:
 
 
 _ALIKE = 4.0
-"""Factor, up or down, within which times of calls to one server count as equal but for noise."""
+"""Factor, up or down, within which service times of one function at one server count as equal but for noise, and the
+time of a step's first issue as that of the others."""
 
 
 def _typical(costs: Costs, issues: Iterable[Node]) -> Mapping[Node, CallCost]:
-    """Return single calls with usual times, in linear time.
+    """Return single calls with the usual service time of their function at their server, in linear time.
 
-    The usual service time is the median over the calls of the function at its server, each without its transfer, plus
-    the transfer of the call's own bytes; the usual time of an issue is the median over all calls to the server. The
-    first issue of a step takes longer, since nothing of it is in the processor's caches, and would do so in any order.
-    A call whose measurement is altogether different keeps it.
+    The usual time is the median of all of them without their transfer, plus the transfer of the call's own bytes. A
+    call whose measurement is altogether different keeps it. Nothing of the first issue of a step is in the processor's
+    caches, whichever call that is: it counts no longer than the others to its server.
 
     Args:
         costs: the costs of the program.
@@ -330,27 +330,28 @@ def _typical(costs: Costs, issues: Iterable[Node]) -> Mapping[Node, CallCost]:
     """
     calls = {issue: costs.messages[issue].calls[0] for issue in issues}
     stays_s: dict[tuple[str, str], list[float]] = {}
-    issues_s: dict[str, list[float]] = {}
     for call in calls.values():
         stays_s.setdefault((call.to, call.function), []).append(_stay_s(call, costs))
-        issues_s.setdefault(call.to, []).append(call.issue_s)
-    stay_s = {kind: median(measured) for kind, measured in stays_s.items()}
-    issue_s = {server: median(measured) for server, measured in issues_s.items()}
-    return {
-        issue: _as_usual(call, _stay_s(call, costs), stay_s[call.to, call.function], issue_s[call.to])
-        for issue, call in calls.items()
-    }
+    middle_s = {kind: median(measured) for kind, measured in stays_s.items()}
+    first = next(iter(costs.messages), None)
+    if first in calls:
+        calls[first] = _as_a_later_one(calls[first], [call for issue, call in calls.items() if issue is not first])
+    return {issue: _as_usual(call, middle_s[call.to, call.function], costs) for issue, call in calls.items()}
 
 
-def _as_usual(call: CallCost, stay_s: float, usual_stay_s: float, usual_issue_s: float) -> CallCost:
-    service_s = call.service_s + usual_stay_s - stay_s if _are_alike(stay_s, usual_stay_s) else call.service_s
-    issue_s = usual_issue_s if _are_alike(call.issue_s, usual_issue_s) else call.issue_s
-    return replace(call, service_s=service_s, issue_s=issue_s)
+def _as_a_later_one(first: CallCost, others: Sequence[CallCost]) -> CallCost:
+    """Return the first call of a step as if another one were: issued in the usual time, unless it takes far longer."""
+    issues_s = [call.issue_s for call in others if call.to == first.to]
+    if not issues_s or not (usual_s := median(issues_s)) < first.issue_s <= _ALIKE * usual_s:
+        return first
+    return replace(first, issue_s=usual_s)
 
 
-def _are_alike(seconds: float, usual_s: float) -> bool:
-    """Return whether two measurements may be of the same thing, but for noise."""
-    return usual_s <= _ALIKE * seconds <= _ALIKE * _ALIKE * usual_s
+def _as_usual(call: CallCost, usual_s: float, costs: Costs) -> CallCost:
+    own_s = _stay_s(call, costs)
+    if own_s == usual_s or not usual_s <= _ALIKE * own_s <= _ALIKE * _ALIKE * usual_s:
+        return call
+    return replace(call, service_s=usual_s + call.service_s - own_s)
 
 
 def _stay_s(call: CallCost, costs: Costs) -> float:

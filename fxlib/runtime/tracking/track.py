@@ -53,7 +53,8 @@ def track_together(result: Any, push: Destination) -> Any:
         ContractError: there is no tensor in the result.
     """
     forward = THREAD.forward
-    if forward is None or not torch.is_grad_enabled() or (made := forward.made.pop(id(result), None)) is None:
+    made = None if forward is None or not torch.is_grad_enabled() else forward.made.pop(id(result), None)
+    if forward is None or made is None or result.requires_grad:
         return track(result, push, together=True)
     _, output, slot = made
     _note(forward, slot, (slot,), push, together=True)

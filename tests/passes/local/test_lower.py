@@ -415,7 +415,7 @@ def test_what_is_not_there_is_said_before_anything_is_rewritten(tower: Tower, mo
 
 
 def test_a_training_step_compiled_by_inductor_has_the_gradients_of_the_original() -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
     module = lowered(model, "inductor")
     x = torch.randn(5, 8)
     found = []
