@@ -57,8 +57,11 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a small tensor's bits as integers; None for a large one, or one that is not in plain host memory."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.nbytes > _COPIED_BYTES:
         return None
-    words = _WORDS.get(tensor.dtype.itemsize)
-    return None if words is None or tensor.is_quantized else tensor.view(words)
+    dtype = tensor.dtype
+    words = _WORDS.get(dtype.itemsize)
+    if words is None or tensor.is_quantized:
+        return None
+    return tensor if dtype is words else tensor.view(words)
 
 
 def note(value: Any) -> Noted | None:

@@ -34,6 +34,7 @@ from fxlib.analysis.effects.resources import ANY_STATE, ServerState, states_of
 from fxlib.capture import builtin_contracts
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
+from fxlib.runtime.guards.dict_entries import DictEntries, table_of
 from fxlib.runtime.ops.contract_lookup import method_called, of_method, of_method_called
 from fxlib.runtime.ops.operators import server_name
 from fxlib.runtime.tracking.forward_context import THREAD
@@ -125,6 +126,8 @@ class Watch:
         """States that functions write on a server by their declarations, under the contracts that are stated now."""
         self._replaced: dict[tuple[Any, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
         """torch's functions, by owner and name: the original, and its replacement."""
+        self._places = DictEntries()
+        """The places where the replacements are, as each batch asks whether they still are."""
 
     def add(
         self,
@@ -188,11 +191,10 @@ class Watch:
             return [each for each in self._writes if each.thread == threading.get_ident()]
 
     def _is_in_place(self) -> bool:
-        return bool(self._replaced) and all(
-            getattr(owner, name) is ours for (owner, name), (_, ours) in self._replaced.items()
-        )
+        return bool(self._replaced) and self._places.holds()
 
     def _begin(self) -> None:
+        self._places = DictEntries()
         call = api._invoke_rpc
 
         @functools.wraps(call)  # so that code that looks for the function below it finds it
@@ -243,6 +245,7 @@ class Watch:
     def _replace(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
         self._replaced[owner, name] = inspect.getattr_static(owner, name), ours  # a class's own method, unbound
         setattr(owner, name, ours)
+        self._places.add(table_of(owner), name, ours)
 
     def _creating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:

@@ -288,7 +288,7 @@ def _is_running(caller: FrameType) -> bool:
 
 def as_written(module: nn.Module) -> AsWritten | None:
     """Return the record of a model that could not be captured; None for any other module."""
-    return _TRAINED.get(module)
+    return _TRAINED.get(module) if _TRAINED else None  # each push asks for each module, and mostly there are none
 
 
 def _of_direct_call() -> _Watch | None:

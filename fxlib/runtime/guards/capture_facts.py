@@ -47,7 +47,7 @@ GRAD_MODE = frozenset({"is_grad_enabled", "set_grad_enabled", "enable_grad"})
 """Functions by which a forward may behave differently without gradients, besides not recording them."""
 SCALARS = (bool, int, float, complex, str, bytes, type(None), range, slice)
 REBOUND = (Kind.ATTRIBUTE, Kind.ITEM, Kind.CLASS, Kind.CELL, Kind.DEFAULTS, Kind.BASES)
-_IDENTICAL_IF_EQUAL = frozenset({type, FunctionType, str})
+IDENTICAL_IF_EQUAL = frozenset({type, FunctionType, str})
 """Types of which equal objects are the same, or have no identity of their own."""
 _DEFAULTS = attrgetter("__defaults__", "__kwdefaults__")
 
@@ -272,7 +272,7 @@ def same(now: Any, value: Any) -> bool:
     elif kind is MethodType:
         equal = now.__func__ is value.__func__ and now.__self__ is value.__self__
     elif kind is frozenset:
-        identical = _IDENTICAL_IF_EQUAL.issuperset(map(type, (*now, *value)))
+        identical = IDENTICAL_IF_EQUAL.issuperset(map(type, (*now, *value)))
         equal = now == value and (identical or _same_elements_of_sets(now, value))
     elif kind.__module__ == "numpy" and hasattr(value, "tobytes") and not hasattr(value, "ctypes"):  # a number
         equal = now.dtype == value.dtype and now.tobytes() == value.tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from itertools import chain, repeat
@@ -25,6 +26,15 @@ class Mark(Enum):
 
 _ABSENT = Mark.ABSENT
 """The mark, looked up once, since members of an Enum are slow to reach."""
+
+
+def table_of(owner: Any) -> dict[str, Any]:
+    """Return the dict in which a class, a module or an object keeps its own attributes."""
+    if not isinstance(owner, type):
+        found: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+        return found
+    (table,) = gc.get_referents(owner.__dict__)  # the dict itself, behind its proxy
+    return table
 
 
 class DictEntries:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import attrgetter, eq, is_, is_not
+from operator import attrgetter, call, eq, is_, is_not
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 from torch.fx import Graph, Node
+from torch.jit import is_tracing
 
 from fxlib.runtime.guards.capture_facts import (
     GRAD_MODE,
+    IDENTICAL_IF_EQUAL,
     REBOUND,
     SCALARS,
     ArgumentFact,
@@ -26,8 +27,11 @@ from fxlib.runtime.guards.capture_facts import (
     attributes_of,
     change_of,
 )
-from fxlib.runtime.guards.dict_entries import DictEntries, Mark
+from fxlib.runtime.guards.dict_entries import DictEntries, Mark, table_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
+
+_PLAIN_OWNERS = (FunctionType, type)
+"""Classes of objects whose attributes, where they are computed, are torch's or Python's own."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,49 @@ class _Column:
         return all(map(self.matches, chain.from_iterable(found) if self.is_flat else found, self.values))
 
 
+class _Answers:
+    """What functions without effects answer, each time with the same object."""
+
+    def __init__(self) -> None:
+        self._questions: dict[int, list[list[Any]]] = {}
+        """By the number of arguments: the answers, the functions, their first arguments, and so on."""
+
+    def add(self, answer: Any, function: Callable[..., Any], *arguments: Any) -> None:
+        """Hold a function to its answer."""
+        question = (answer, function, *arguments)
+        columns = self._questions.setdefault(len(arguments), [[] for _ in question])
+        for column, each in zip(columns, question, strict=True):
+            column.append(each)
+
+    def hold(self) -> bool:
+        """Return whether each function still gives that answer."""
+        try:
+            return all(all(map(is_, map(call, *asked), answers)) for answers, *asked in self._questions.values())
+        except AttributeError:  # what was computed is there no more
+            return False
+
+
+class _Sets:
+    """Sets of names and classes, of which those that are equal are the same."""
+
+    def __init__(self) -> None:
+        self._owners: list[set[Any]] = []
+        self._values: list[frozenset[Any]] = []
+
+    def add(self, owner: set[Any], value: frozenset[Any]) -> bool:
+        """Hold a set to its elements, and return True; return False if equal ones may be others."""
+        if not IDENTICAL_IF_EQUAL.issuperset(map(type, value)):
+            return False
+        self._owners.append(owner)
+        self._values.append(value)
+        return True
+
+    def hold(self) -> bool:
+        """Return whether each set has just these elements."""
+        kinds = map(type, chain.from_iterable(self._owners))
+        return all(map(eq, self._owners, self._values)) and IDENTICAL_IF_EQUAL.issuperset(kinds)
+
+
 class _Columns:
     """The facts of the most frequent kinds, laid out so that a few passes in C compare them all."""
 
@@ -60,6 +107,7 @@ class _Columns:
         self._defaults = _Column(attrgetter("__defaults__"))
         self._keyword_defaults = _Column(attrgetter("__kwdefaults__"))
         self._cells = _Column(attrgetter("cell_contents"))
+        self._answers, self._sets = _Answers(), _Sets()
         self._others: list[Fact] = []
         for fact in facts:
             self._register(fact)
@@ -82,6 +130,8 @@ class _Columns:
         for each in self._contents:
             if not each.holds():
                 return False
+        if not (self._answers.hold() and self._sets.hold()):
+            return False
         return not self._others or all(each.holds() for each in self._others)
 
     def _register(self, fact: Fact) -> None:
@@ -108,6 +158,12 @@ class _Columns:
             _add(self._keyword_defaults, owner, value[1])
         elif kind is Kind.CELL and value is not Mark.ABSENT:
             _add(self._cells, owner, value)
+        elif kind is Kind.GETTER and isinstance(owner, _PLAIN_OWNERS) and fact.now() is value:
+            self._answers.add(value, getattr, owner, fact.key)
+        elif kind is Kind.QUESTION and (owner is isinstance or owner is issubclass or owner is is_tracing):
+            self._answers.add(value, owner, *fact.key)
+        elif kind is Kind.CONTENTS and type(owner) is set and self._sets.add(owner, value):
+            pass
         else:
             self._others.append(fact)
 
@@ -125,7 +181,7 @@ class _Columns:
         if fact.kind is Kind.ITEM:
             table = fact.owner
         elif fact.kind is Kind.CLASS:
-            (table,) = gc.get_referents(fact.owner.__dict__)  # the dict itself, behind its proxy
+            table = table_of(fact.owner)
         else:
             table = attributes_of(fact.owner)
         self._entries.add(table, fact.key, fact.value)
