@@ -38,7 +38,10 @@ def rows(found: Measured) -> list[Row]:
             ratio(found, "speedup_across_the_step", FXLIB, PIPELINE, of=PIPELINE),
             ratio(found, "ratio_to_hand_pipeline", PIPELINE, HAND_PIPELINE, of=PIPELINE),
             ratio(found, "ratio_to_compute", PIPELINE, COMPUTE, of=PIPELINE),
-            figure(found, PIPELINE, "share_to_bound", "share", *interval(found, _to_bound(found), (FXLIB, PIPELINE))),
+            *(
+                figure(found, arm, "share_to_bound", "share", *interval(found, _to_bound(found), (FXLIB, arm)))
+                for arm in (PIPELINE, HAND_PIPELINE)
+            ),
         ]
     return [*steps, *bounds, *shares(found), *ratios, *predictions(found)]
 
@@ -53,7 +56,7 @@ def shares(found: Measured) -> list[Row]:
 
 
 def _to_bound(found: Measured) -> Callable[[Medians, Medians], Medians]:
-    """Return the share that a pipeline captures of what lies between the step by itself and the bound of a loop."""
+    """Return the share that reading ahead captures of what lies between the step by itself and the bound of a loop."""
     least_s = found.bound_s[PIPELINE_BOUND]
     return lambda within, across: (within - across) / (within - least_s)
 
@@ -143,6 +146,7 @@ def _by_cell(rows: Sequence[Row]) -> list[Cell]:
 def _medians(cells: Sequence[Cell]) -> Iterator[Row]:
     shares = [(arm, "headroom_share") for arm in (PAPER, FXLIB, HAND, PIPELINE, HAND_PIPELINE)]
     across = [(PIPELINE, each) for each in ("speedup_across_the_step", "ratio_to_hand_pipeline", "share_to_bound")]
+    across.append((HAND_PIPELINE, "share_to_bound"))
     errors = [(arm, "prediction_error") for arm in (BLOCKING, FXLIB, PIPELINE)]
     for arm, metric in (*shares, *across, *errors):
         if values := [cell[arm, metric].value for cell in cells if (arm, metric) in cell]:

@@ -61,6 +61,7 @@ def test_the_headroom_is_what_lies_between_blocking_and_compute() -> None:
 def test_across_the_step_the_share_is_of_what_lies_between_the_step_by_itself_and_the_bound_of_a_loop() -> None:
     found = rows(cell_of({"fxlib": 0.020, "pipeline": 0.014}))
     assert figure(found, "pipeline", "share_to_bound").value == pytest.approx(6 / 8)
+    assert figure(found, "hand_pipeline", "share_to_bound").value == pytest.approx(4 / 8), "beside the same bound"
     assert figure(found, "pipeline_bound", "step_seconds").value == 0.012
     assert {each.case["limited_by"] for each in found} == {"compute"}
 
