@@ -52,7 +52,7 @@ class _Column:
 
 
 class _Answers:
-    """What functions without effects answer, each time with the same object."""
+    """The answers of functions without effects, each of them one object that every call returns."""
 
     def __init__(self) -> None:
         self._questions: dict[int, list[list[Any]]] = {}
