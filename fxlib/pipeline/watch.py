@@ -163,6 +163,7 @@ class Watch:
                 for (owner, name), (original, _) in self._replaced.items():
                     setattr(owner, name, original)
                 self._replaced.clear()
+                self._places = DictEntries()  # it held what others had put in place of ours
             self._writes = [each for each in self._writes if not each.over]  # another loop may begin before they end
             self._stated.clear()
             self._methods.clear()

@@ -98,6 +98,8 @@ def test_the_summary_counts_the_cells_in_which_reading_ahead_falls_short() -> No
     assert figure(found, "pipeline", "cells_below_hand_pipeline").value == 1
     assert figure(found, "pipeline", "cells_slower_than_within_the_step").value == 1
     assert figure(found, "pipeline", "median_speedup_across_the_step").value == pytest.approx(1.25)
+    assert figure(found, "pipeline", "median_share_to_bound").value == pytest.approx(4 / 8)
+    assert figure(found, "hand_pipeline", "median_share_to_bound").value == pytest.approx(4 / 8)
 
 
 def test_rows_of_memory_are_of_no_cell() -> None:

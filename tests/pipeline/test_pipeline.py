@@ -7,6 +7,7 @@ import functools
 import gc
 import random
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
@@ -121,6 +122,10 @@ def test_what_another_tool_puts_over_the_watch_stays_and_the_next_pipeline_watch
         del loop
         gc.collect()
         assert api._invoke_rpc is others
+        api._invoke_rpc, kept = others.func, weakref.ref(others)
+        del others
+        gc.collect()
+        assert kept() is None
 
 
 def test_batches_are_the_loaders_own_in_its_order(sent: Sent, module: CapturedModule) -> None:

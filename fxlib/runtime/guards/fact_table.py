@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABCMeta
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +31,9 @@ from fxlib.runtime.guards.capture_facts import (
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark, table_of
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 
-_PLAIN_OWNERS = (FunctionType, type)
-"""Classes of objects whose attributes, where they are computed, are torch's or Python's own."""
+_KINDS = frozenset({type, ABCMeta})
+"""The classes of most classes, neither of which computes an attribute or an answer by the program's own code."""
+_NAMES = frozenset({"__name__", "__qualname__"})
 
 
 @dataclass(slots=True)
@@ -67,10 +69,15 @@ class _Answers:
 
     def hold(self) -> bool:
         """Return whether each function still gives that answer."""
-        try:
-            return all(all(map(is_, map(call, *asked), answers)) for answers, *asked in self._questions.values())
-        except AttributeError:  # what was computed is there no more
-            return False
+        for answers, *asked in self._questions.values():
+            try:
+                found = list(map(call, *asked))
+            except Exception:  # noqa: BLE001 - a class's own hook may raise anything: each fact is asked in its turn
+                return False
+            # A StopIteration of such a hook ends the list.
+            if len(found) < len(answers) or not all(map(is_, found, answers)):
+                return False
+        return True
 
 
 class _Sets:
@@ -158,9 +165,9 @@ class _Columns:
             _add(self._keyword_defaults, owner, value[1])
         elif kind is Kind.CELL and value is not Mark.ABSENT:
             _add(self._cells, owner, value)
-        elif kind is Kind.GETTER and isinstance(owner, _PLAIN_OWNERS) and fact.now() is value:
+        elif kind is Kind.GETTER and _is_own(owner, fact.key) and fact.now() is value:
             self._answers.add(value, getattr, owner, fact.key)
-        elif kind is Kind.QUESTION and (owner is isinstance or owner is issubclass or owner is is_tracing):
+        elif kind is Kind.QUESTION and _is_plain_question(owner, fact.key):
             self._answers.add(value, owner, *fact.key)
         elif kind is Kind.CONTENTS and type(owner) is set and self._sets.add(owner, value):
             pass
@@ -185,6 +192,18 @@ class _Columns:
         else:
             table = attributes_of(fact.owner)
         self._entries.add(table, fact.key, fact.value)
+
+
+def _is_own(owner: Any, name: Any) -> bool:
+    """Return whether Python itself computes an attribute of a function or a class."""
+    return name in _NAMES and (type(owner) is FunctionType or type(owner) in _KINDS)
+
+
+def _is_plain_question(function: Any, arguments: tuple[Any, ...]) -> bool:
+    """Return whether a question is one of Python's or torch's own, about a class without questions of its own."""
+    if function is isinstance or function is issubclass:
+        return type(arguments[1]) in _KINDS
+    return function is is_tracing
 
 
 def _add(column: _Column, owner: Any, *values: Any) -> None:

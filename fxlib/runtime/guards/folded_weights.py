@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter, is_
 from typing import Any
@@ -58,10 +57,9 @@ def _version(tensor: torch.Tensor) -> int:
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return the versions of many tensors without a Python step for each, since each forward asks for them."""
-    if not _fused:
-        with suppress(RuntimeError):  # a tensor of inference mode has none
-            return list(map(_counted, tensors))
-    return list(map(_version, tensors))
+    if len(_fused) or any(map(torch.Tensor.is_inference, tensors)):
+        return list(map(_version, tensors))
+    return list(map(_counted, tensors))
 
 
 @dataclass(frozen=True, slots=True)
