@@ -4,7 +4,7 @@ Arms, each in a process of its own, their short blocks in random order, round by
 torch's own torch.fx.experimental.optimization.fuse; `stock_int8`, its quantize_fx, calibrated on the very inputs;
 `openvino` and `onnxruntime`, given the whole model; `inference`: the recipe, or the variant of it that a short choice
 before the run finds faster, as a worker does; `bfloat16` and `int8`: the same of these recipes, `int8` calibrated on
-the very inputs, without a bound; `auto`: the same of that recipe with OpenVINO and ONNX Runtime, the model itself among
+the very inputs, without a bound; `auto`: the same of that recipe with all compilers of parts, the model itself among
 them, within 0.05 of its results; `auto_rounding`: within 0.0001, where int8 has no place; `compile` and
 `compile_freezing`: torch.compile with its defaults, and with weights compiled in, where that does not take too long
 (Inductor keeps what an earlier run has compiled). `--quick` leaves out what is slow to get ready: the last four, and
@@ -208,7 +208,7 @@ def ours(recipe: str, bound: float | None, model: nn.Module, x: torch.Tensor) ->
     workload = fxlib.Workload(batches=[x], mode="forward", optimizer="none")
     captured = as_graph(model, workload.samples)
     request = recipes.PlanningRequest(workload=workload, max_relative_error=bound)
-    backends = [name for name in _WHOLE if installed(name)]
+    backends = [name for name in BACKENDS if installed(name)]
     expected = model(x)
     made: list[nn.Module] = [] if bound is None else [captured]
     for each in candidates(recipes.get(recipe), has_calls=False, backends=backends):
@@ -250,7 +250,6 @@ def frozen(model: nn.Module, _: torch.Tensor) -> Forward:
     return torch.compile(model, dynamic=False, options={"freezing": True})
 
 
-_WHOLE: Final = ("openvino", "onnxruntime")
 _BOUND: Final = 0.05
 _MATRIX: Final = 2048
 """Rows and columns of the matrices whose products tell what the processor can do."""
