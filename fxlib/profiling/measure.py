@@ -28,6 +28,7 @@ from fxlib.profiling.step_samples import (
     StepSample,
     handling_s,
     own_s,
+    services_s,
     undisturbed,
 )
 from fxlib.runtime import is_issue
@@ -291,7 +292,7 @@ def _call(
         returns=Opaque() if last.returns is None else last.returns,
         issue_s=median(issues_s),
         wait_s=median(waits_s),
-        service_s=Spread.of([each.service_s for each in samples]),
+        service_s=Spread.of(services_s(samples)),
     )
     return call if not pushes else _with_push(call, pushes)
 

@@ -138,6 +138,15 @@ def handling_s(samples: Sequence[CallSample]) -> tuple[list[float], list[float]]
     return issues, waits or [each.wait_s for each in samples]
 
 
+def services_s(samples: Sequence[CallSample]) -> list[float]:
+    """Return the seconds that a call took besides its issue until its answer was there, each time it was made.
+
+    A server works while another process has the core of an issue that has sent its message: that time is the server's.
+    """
+    issues_s, _ = handling_s(samples)
+    return [each.issue_s + each.service_s - own for each, own in zip(samples, issues_s, strict=True)]
+
+
 def _rest_cpu_s(step: StepSample) -> float:
     parts_s = sum(each.graph_cpu_s for each in step.forwards) + sum(step.spans_cpu_s.values())
     return max(0.0, min(step.step_cpu_s - parts_s, step.rest_s))

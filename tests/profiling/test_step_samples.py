@@ -7,7 +7,15 @@ import time
 
 import pytest
 
-from fxlib.profiling.step_samples import CallSample, ForwardSample, StepSample, handling_s, own_s, undisturbed
+from fxlib.profiling.step_samples import (
+    CallSample,
+    ForwardSample,
+    StepSample,
+    handling_s,
+    own_s,
+    services_s,
+    undisturbed,
+)
 
 
 def test_work_counts_with_the_time_of_its_thread_and_with_what_is_always_idle_in_it() -> None:
@@ -44,6 +52,16 @@ def test_an_undisturbed_step_is_as_it_was() -> None:
 def test_the_wait_for_an_answer_that_nobody_tells_of_counts_as_it_passed() -> None:
     sample = CallSample(node=None, to="ps0", request_bytes=0, issue_s=1.0, issue_cpu_s=0.5, wait_s=2.0)  # type: ignore[arg-type]
     assert handling_s([sample]) == ([1.0], [2.0])
+
+
+def test_what_others_take_of_an_issue_is_time_in_which_the_server_works() -> None:
+    samples = [
+        CallSample(node=None, to="ps0", request_bytes=0, issue_s=issue_s, issue_cpu_s=0.9, service_s=service_s)  # type: ignore[arg-type]
+        for issue_s, service_s in ((1.0, 5.0), (3.0, 3.0))
+    ]
+    issues_s, _ = handling_s(samples)
+    assert issues_s == pytest.approx([1.0, 1.0])
+    assert services_s(samples) == pytest.approx([5.0, 5.0])
 
 
 def spin() -> None:
