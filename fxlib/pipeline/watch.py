@@ -34,7 +34,7 @@ from fxlib.analysis.effects.resources import ANY_STATE, ServerState, states_of
 from fxlib.capture import builtin_contracts
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
-from fxlib.runtime.guards.dict_entries import DictEntries, table_of
+from fxlib.runtime.guards.dict_entries import DictEntries, table_of_class
 from fxlib.runtime.ops.contract_lookup import method_called, of_method, of_method_called
 from fxlib.runtime.ops.operators import server_name
 from fxlib.runtime.tracking.forward_context import THREAD
@@ -246,7 +246,8 @@ class Watch:
     def _replace(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
         self._replaced[owner, name] = inspect.getattr_static(owner, name), ours  # a class's own method, unbound
         setattr(owner, name, ours)
-        self._places.add(table_of(owner), name, ours)
+        table = table_of_class(owner) if isinstance(owner, type) else vars(owner)
+        self._places.add(table, name, ours)
 
     def _creating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:

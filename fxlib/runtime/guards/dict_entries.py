@@ -28,12 +28,9 @@ _ABSENT = Mark.ABSENT
 """The mark, looked up once, since members of an Enum are slow to reach."""
 
 
-def table_of(owner: Any) -> dict[str, Any]:
-    """Return the dict in which a class, a module or an object keeps its own attributes."""
-    if not isinstance(owner, type):
-        found: dict[str, Any] = object.__getattribute__(owner, "__dict__")
-        return found
-    (table,) = gc.get_referents(owner.__dict__)  # the dict itself, behind its proxy
+def table_of_class(kind: type) -> dict[str, Any]:
+    """Return the dict in which a class keeps its own attributes."""
+    (table,) = gc.get_referents(kind.__dict__)  # the dict itself, behind its proxy
     return table
 
 

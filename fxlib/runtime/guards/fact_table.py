@@ -28,7 +28,7 @@ from fxlib.runtime.guards.capture_facts import (
     attributes_of,
     change_of,
 )
-from fxlib.runtime.guards.dict_entries import DictEntries, Mark, table_of
+from fxlib.runtime.guards.dict_entries import DictEntries, Mark, table_of_class
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 
 _KINDS = frozenset({type, ABCMeta})
@@ -188,7 +188,7 @@ class _Columns:
         if fact.kind is Kind.ITEM:
             table = fact.owner
         elif fact.kind is Kind.CLASS:
-            table = table_of(fact.owner)
+            table = table_of_class(fact.owner)
         else:
             table = attributes_of(fact.owner)
         self._entries.add(table, fact.key, fact.value)
