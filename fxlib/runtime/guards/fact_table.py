@@ -32,7 +32,7 @@ from fxlib.runtime.guards.dict_entries import DictEntries, Mark, table_of_class
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 
 _KINDS = frozenset({type, ABCMeta})
-"""The classes of most classes, neither of which computes an attribute or an answer by the program's own code."""
+"""The classes of most classes. Both compute names of a class themselves; `ABCMeta` asks a class's own hook, if any."""
 _NAMES = frozenset({"__name__", "__qualname__"})
 
 
@@ -87,13 +87,10 @@ class _Sets:
         self._owners: list[set[Any]] = []
         self._values: list[frozenset[Any]] = []
 
-    def add(self, owner: set[Any], value: frozenset[Any]) -> bool:
-        """Hold a set to its elements, and return True; return False if equal ones may be others."""
-        if not IDENTICAL_IF_EQUAL.issuperset(map(type, value)):
-            return False
+    def add(self, owner: set[Any], value: frozenset[Any]) -> None:
+        """Hold a set to its elements."""
         self._owners.append(owner)
         self._values.append(value)
-        return True
 
     def hold(self) -> bool:
         """Return whether each set has just these elements."""
@@ -169,8 +166,8 @@ class _Columns:
             self._answers.add(value, getattr, owner, fact.key)
         elif kind is Kind.QUESTION and _is_plain_question(owner, fact.key):
             self._answers.add(value, owner, *fact.key)
-        elif kind is Kind.CONTENTS and type(owner) is set and self._sets.add(owner, value):
-            pass
+        elif kind is Kind.CONTENTS and type(owner) is set and IDENTICAL_IF_EQUAL.issuperset(map(type, value)):
+            self._sets.add(owner, value)
         else:
             self._others.append(fact)
 
@@ -200,7 +197,7 @@ def _is_own(owner: Any, name: Any) -> bool:
 
 
 def _is_plain_question(function: Any, arguments: tuple[Any, ...]) -> bool:
-    """Return whether a question is one of Python's or torch's own, about a class without questions of its own."""
+    """Return whether a question is about tracing, or about a class that does not answer by a class of its own."""
     if function is isinstance or function is issubclass:
         return type(arguments[1]) in _KINDS
     return function is is_tracing
