@@ -15,7 +15,7 @@ import functools
 import itertools
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeAlias
@@ -26,31 +26,30 @@ from torch.distributed.rpc import internal
 from fxlib.batch.autograd_context import in_autograd_context as in_autograd_context
 from fxlib.batch.isolation import as_sent, isolated, sendable
 from fxlib.batch.known_rows import KnownRows as KnownRows
+from fxlib.batch.pace import THREADS as THREADS
+from fxlib.batch.pace import Pace
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 """A function, its positional arguments, and its keyword arguments."""
 Many: TypeAlias = Callable[[list[tuple[tuple[Any, ...], Mapping[str, Any]]]], Sequence[Any]]
 """A declared batched form: it takes a list of (args, kwargs), and returns the results in the same order."""
 
-THREADS = 16
-"""Number of threads that share the calls of all batches of this process, besides those that received the batches; an
-RPC agent has as many."""
-_BRIEF_S = 2e-4
-"""Duration of a call, in seconds, below which it is not worth waking a thread for it."""
-_FORGET = 0.9
 TIMED_OUT = "RPCErr:1:"
 """The beginning of the message with which `torch.distributed.rpc` reports a timeout."""
 
-_lasted_s: dict[Callable[..., Any], float] = {}
-"""Recent duration of each function's calls, in seconds: the longest one, which counts for less with each later call."""
+_PACES: defaultdict[Callable[..., Any], Pace] = defaultdict(Pace)
+"""The pace of each function whose calls came in batches."""
+_LOCK = threading.Lock()
+_running = 0
+"""Number of calls of batches that run now; a thread that changes it holds `_LOCK`."""
 
 
 def run(calls: Sequence[Call]) -> list[Any]:
     """Run independent calls, side by side where it pays, and return their outcomes in the order given.
 
-    Calls of functions that were brief lately run one after another in the calling thread; the others are shared with a
-    pool, so that none waits for a slow one. A distributed autograd context belongs to one thread: inside of it, all
-    calls run in the calling thread, in order.
+    Calls that work for as long as they last run one after another in the calling thread; those that wait, or work long,
+    are shared with a pool, so that none waits for another (see `fxlib.batch.pace`). A distributed autograd context
+    belongs to one thread: inside of it, all calls run in the calling thread, in order.
     """
     calls = isolated(calls)
     if len(calls) < 2 or in_autograd_context():
@@ -176,29 +175,36 @@ class _Shared:
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
         self._outcomes: list[Any] = [None] * len(calls)
-        brief = [_lasted_s.get(_timed_as(call), 1.0) < _BRIEF_S for call in calls]
-        self._slow = deque(index for index, each in enumerate(brief) if not each)
-        self._brief = deque(index for index, each in enumerate(brief) if each)
+        self._paces = [_PACES[_timed_as(call)] for call in calls]
+        threads = {pace: pace.threads() for pace in set(self._paces)}
+        self._looked_at = [pace for pace, needed in threads.items() if needed == 1]
+        self._in_turn = deque(index for index, pace in enumerate(self._paces) if threads[pace] == 1)
+        """Calls that run one after another, until one of them shows that threads are worth it."""
+        self._shared = deque(index for index, pace in enumerate(self._paces) if threads[pace] > 1)
+        self._threads = max(threads.values())
+        self._is_in_turn = bool(self._in_turn)
+        """Whether the calls that run in turn have not been shared so far."""
         self._left = len(calls)
         self._ended: BaseException | None = None
         """The exception that would end a thread of the pool; it answers no call, and the whole batch raises it."""
         self._asked = _counter()
-        self._lock = threading.Lock()
         self._running = threading.Lock()
         """A lock that is held until all calls have run."""
         self._running.acquire()
 
     def run(self) -> list[Any]:
-        self._call_for_help(self._slow, spared=0 if self._brief else 1)
-        self._work(self._brief)
-        self._work(self._slow)
+        self._call_for_help(self._shared, self._threads, spared=0 if self._in_turn else 1)
+        self._work(self._in_turn)
+        self._work(self._shared)
         self._running.acquire()
+        for pace in self._looked_at:
+            pace.looked(alone=self._is_in_turn)
         if self._ended is not None:
             raise self._ended
         return [_landed(each) for each in self._outcomes]
 
-    def _call_for_help(self, indices: deque[int], *, spared: int) -> None:
-        for _ in range(min(len(indices) - spared, THREADS)):
+    def _call_for_help(self, indices: deque[int], threads: int, *, spared: int) -> None:
+        for _ in range(min(len(indices), threads) - spared):
             _helpers().put(functools.partial(self._work, indices))
 
     def _work(self, indices: deque[int]) -> None:
@@ -208,26 +214,31 @@ class _Shared:
                     index = indices.popleft()
                 except IndexError:
                     return
-                surprising = self._run(index) >= _BRIEF_S and indices is self._brief
-                if surprising:  # the remaining calls shall not wait for another slow one
-                    self._call_for_help(indices, spared=1)
+                by_itself = self._is_in_turn and indices is self._in_turn
+                needed = self._run(index, by_itself=by_itself)
+                if needed > 1:
+                    self._is_in_turn = False
+                    self._call_for_help(indices, needed, spared=1)
 
-    def _run(self, index: int) -> float:
-        """Run one call and return how long it took."""
-        call = self._calls[index]
-        start = time.perf_counter()
+    def _run(self, index: int, *, by_itself: bool) -> int:
+        """Run one call; return how many threads are worth it for those behind it, 1 unless it ran `by_itself`."""
+        global _running  # noqa: PLW0603 - the calls of all batches of this process
+        with _LOCK:
+            _running = running = _running + 1
+        start, worked = time.perf_counter(), time.thread_time()
         try:
-            self._outcomes[index] = _outcome(call)
+            self._outcomes[index] = _outcome(self._calls[index])
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._ended = error
-        lasted_s = time.perf_counter() - start
-        function = _timed_as(call)
-        _lasted_s[function] = max(lasted_s, _FORGET * _lasted_s.get(function, 0.0))
-        with self._lock:
+        lasted_s, works_s, pace = time.perf_counter() - start, time.thread_time() - worked, self._paces[index]
+        pace.ran(lasted_s)
+        needed = pace.ran_by_itself(lasted_s, works_s, max(running, _running)) if by_itself else 1
+        with _LOCK:
+            _running -= 1
             self._left -= 1
             if not self._left:
                 self._running.release()
-        return lasted_s
+        return needed
 
 
 def _timed_as(call: Call) -> Callable[..., Any]:

@@ -160,9 +160,13 @@ def as_sent(value: Any) -> Any:
 
 def sendable(value: Any) -> Any:
     """Return a result; raise if it cannot be sent, since the whole message with all earlier results would fail, too."""
-    if type(value) not in _SENT_AS_IT_IS and type(value) is not torch.Tensor:
+    if not _is_surely_sent(value) and not (type(value) is list and all(map(_is_surely_sent, value))):
         _serialized(value)
     return value
+
+
+def _is_surely_sent(value: object) -> bool:
+    return type(value) in _SENT_AS_IT_IS or type(value) is torch.Tensor
 
 
 def _serialized(value: Any) -> tuple[bytes, list[torch.Tensor]]:

@@ -1,0 +1,98 @@
+"""How many threads are worth it for calls of a function that came together.
+
+Threads that wait, for a disk, another process or their service time, leave the core to others; threads that work on
+small tensors pass the interpreter's lock to each other at every operator, which takes longer than the operator. So a
+server needs as many threads as keep the lock busy: one, and as many more as a call waits longer than it works. This is
+the size of a thread pool in B. Goetz et al., "Java Concurrency in Practice", 8.2, with the interpreter's lock in place
+of the processors where calls work briefly. `python -m benchmarks.side_by_side` measures it.
+
+How long a call waits shows when it runs by itself. So the first call of a batch does so now and then, and seldom where
+that made others wait. If one waits for much longer than usual, those behind it are shared at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+
+THREADS = 16
+"""Number of threads that share the calls of all batches of this process, besides those that received the batches; an
+RPC agent has as many."""
+_BRIEF_S = 2e-4
+"""Duration of a call, in seconds, below which it is not worth waking a thread for it."""
+_SURELY_S = 1e-2
+"""Duration of a call, in seconds, from which on it runs beside others without a look: no lock explains so much."""
+_WORKS_S = 1e-3
+"""Processor time of a call, in seconds, from which on its operators are taken to be long ones, which run without the
+interpreter's lock."""
+_SELDOM = 64
+"""Largest number of batches from one look at a call to the next."""
+_FORGET = 1.1
+_LATEST = 3
+"""Number of calls of which the briefest counts as usual: another one may be longer because its core was taken away."""
+_LONG_S = 1e-3
+"""Time in seconds for which a call may wait, whatever is usual, before those behind it are shared."""
+
+
+class Pace:
+    """How calls of one function spend their time, as far as this process has seen; threads may share it."""
+
+    __slots__ = ("_by_themselves", "_left", "_shortest_s", "_without_look")
+
+    def __init__(self) -> None:
+        self._shortest_s = math.inf
+        """Recent duration of a call: the shortest one, which counts for less with each later call."""
+        self._by_themselves: deque[tuple[float, float]] = deque(maxlen=_LATEST)
+        """How long the latest calls that ran by themselves waited and worked, in seconds."""
+        self._without_look = 1
+        """Number of batches that are to follow without a look, once one has made calls wait."""
+        self._left = 0
+        """Number of them that are still to come."""
+
+    def threads(self) -> int:
+        """Return how many threads are to run the calls of a batch; 1 if they are to run one after another at first."""
+        if self._shortest_s >= _SURELY_S:
+            return THREADS
+        if self._left:
+            self._left -= 1
+            return self._needed()
+        return 1
+
+    def ran(self, lasted_s: float) -> None:
+        """Note how long a call lasted, in seconds, whatever ran beside it."""
+        self._shortest_s = min(lasted_s, _FORGET * self._shortest_s)
+
+    def ran_by_itself(self, lasted_s: float, works_s: float, running: int) -> int:
+        """Note how a call spent its time, and return how many threads are worth it for those behind it.
+
+        Args:
+            lasted_s: how long it lasted, in seconds.
+            works_s: the processor time that it took, in seconds.
+            running: number of calls of this process that ran at that time, of other batches, too; each of the others is
+                taken to have held the interpreter's lock for as long as this one.
+        """
+        waits_s = max(0.0, lasted_s - running * works_s)
+        self._by_themselves.append((waits_s, works_s))
+        return THREADS if waits_s >= _LONG_S and self._needed() == 1 else self._needed()
+
+    def _needed(self) -> int:
+        if not self._by_themselves:
+            return THREADS
+        waits_s, works_s = min(list(self._by_themselves), key=sum)
+        if waits_s + works_s < _BRIEF_S:
+            return 1
+        cores = _cores() if works_s >= _WORKS_S else 1
+        return min(THREADS, round(cores * (1 + waits_s / max(works_s, 1e-6))))
+
+    def looked(self, *, alone: bool) -> None:
+        """Note that a batch has ended whose first calls ran one after another; `alone` if all of them did."""
+        if alone or self._needed() == 1:
+            self._without_look = max(1, self._without_look // 2)
+        else:
+            self._without_look = self._left = min(_SELDOM, 2 * self._without_look)
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

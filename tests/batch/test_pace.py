@@ -1,0 +1,88 @@
+"""How many threads calls of a function get, by how they spent their time."""
+
+from __future__ import annotations
+
+import pytest
+
+from fxlib.batch import pace
+from fxlib.batch.pace import THREADS, Pace
+
+
+def known(*ran: tuple[float, float], running: int = 1) -> Pace:
+    """Return the pace of a function whose calls ran by themselves: how long each waited and worked, in ms."""
+    made = Pace()
+    for waited_ms, worked_ms in ran:
+        made.ran((waited_ms + worked_ms) / 1e3)
+        made.ran_by_itself((waited_ms + running * worked_ms) / 1e3, worked_ms / 1e3, running)
+    return made
+
+
+def in_ten_batches(of: Pace) -> list[int]:
+    """Return the threads for each of ten batches, of which those in turn have shown that others are worth it."""
+    found = []
+    for _ in range(10):
+        found.append(of.threads())
+        if found[-1] == 1:
+            of.looked(alone=False)
+    return found
+
+
+def test_calls_of_which_nothing_is_known_get_all_threads() -> None:
+    assert Pace().threads() == THREADS
+
+
+@pytest.mark.parametrize(
+    "waits_ms, works_ms, threads",
+    [(0.0, 0.1, 1), (0.1, 0.05, 1), (0.0, 0.5, 1), (0.5, 0.25, 3), (2.0, 0.25, 9), (5.0, 0.01, THREADS)],
+)
+def test_as_many_threads_share_calls_as_keep_the_interpreter_busy(
+    waits_ms: float, works_ms: float, threads: int
+) -> None:
+    of = known((waits_ms, works_ms))
+    assert of.threads() == 1  # a look
+    of.looked(alone=threads == 1)
+    assert of.threads() == threads
+
+
+def test_calls_that_work_long_get_a_thread_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_cores", lambda: 4)
+    of = known((0.0, 3.0))
+    of.looked(alone=False)
+    assert of.threads() == 4
+
+
+def test_calls_that_surely_wait_are_shared_without_a_look() -> None:
+    assert set(in_ten_batches(known((20.0, 0.1)))) == {THREADS}
+
+
+def test_a_look_becomes_seldom_where_it_makes_others_wait_and_frequent_where_it_does_not() -> None:
+    of = known((0.5, 0.25))
+    assert in_ten_batches(of) == [1, 3, 3, 1, 3, 3, 3, 3, 1, 3]
+    for _ in range(8):
+        while of.threads() > 1:
+            pass
+        of.looked(alone=True)
+    assert of.threads() == of.threads() == 1
+
+
+def test_a_call_whose_core_was_taken_away_changes_nothing() -> None:
+    of = known((0.0, 0.25), (0.0, 0.25))
+    assert of.ran_by_itself(1e-3, 0.25e-3, 1) == 1
+    of.looked(alone=False)
+    assert of.threads() == 1
+
+
+def test_those_behind_a_call_that_waits_long_are_shared_at_once() -> None:
+    of = known((0.0, 0.25), (0.0, 0.25))
+    assert of.ran_by_itself(5e-3, 0.25e-3, 1) == THREADS
+
+
+def test_waiting_for_the_interpreter_is_no_reason_for_more_threads() -> None:
+    of = known((0.0, 0.25), running=4)
+    of.looked(alone=True)
+    assert of.threads() == 1
+
+
+def test_calls_that_come_to_wait_are_shared() -> None:
+    of = known((0.0, 0.25), (0.5, 0.25), (0.5, 0.25))
+    assert of.ran_by_itself(0.75e-3, 0.25e-3, 1) == 3
