@@ -9,6 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ from fxlib.utils.pytree import mapped
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _AT_ONCE = 2**64 - 1
 """The sequence number of a node that runs as soon as its gradient is there; autograd's accumulators have the same."""
+_FEWEST = 2
+"""Number of gradients from which on they are copied together."""
+_SMALL_BYTES = 64 * 1024
+"""Largest gradient, in bytes, that is copied without a look at whether it has memory of its own."""
 _ROOT = torch.empty(0, requires_grad=True)
 """The input that makes autograd record the node; it receives no gradient."""
 
@@ -70,6 +75,25 @@ def _copied(gradient: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Te
     if strides is None:
         return gradient.clone(memory_format=torch.contiguous_format)
     return torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+
+
+def _copied_together(slots: Sequence[Slot], gradients: tuple[Any, ...]) -> list[tuple[Slot, torch.Tensor]] | None:
+    """Return copies of the gradients of results that came together, made in one call; None if they need a closer look.
+
+    To copy a small gradient takes less time than to find out whether that is necessary.
+    """
+    if set(map(type, gradients)) != {torch.Tensor}:
+        return None
+    if set(map(_KIND, gradients)) != {(False, torch.strided)} or max(map(_BYTES, gradients)) > _SMALL_BYTES:
+        return None
+    if any(slot.strides is not None or slot.in_distributed_autograd for slot in slots):
+        return None
+    copies = torch._foreach_clone(gradients)
+    return list(zip(slots, copies, strict=True)) if all(map(torch.Tensor.is_contiguous, copies)) else None
+
+
+_KIND: Callable[[torch.Tensor], tuple[bool, torch.layout]] = attrgetter("requires_grad", "layout")
+_BYTES: Callable[[torch.Tensor], int] = attrgetter("nbytes")
 
 
 @functools.cache
@@ -198,13 +222,15 @@ class _Take(torch.autograd.Function):
     @override
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        came = [
-            (slot, slot.own(gradient, sys.getrefcount(gradient)))
-            for slot, gradient in zip(ctx.slots, gradients, strict=True)
-            if gradient is not None and not slot.in_distributed_autograd
-        ]
-        if came:
-            ctx.brings.bring(came)
+        own = _copied_together(ctx.slots, gradients) if len(gradients) >= _FEWEST else None
+        if own is None:
+            own = [
+                (slot, slot.own(gradient, sys.getrefcount(gradient)))
+                for slot, gradient in zip(ctx.slots, gradients, strict=True)
+                if gradient is not None and not slot.in_distributed_autograd
+            ]
+        if own:
+            ctx.brings.bring(own)
         return None, None
 
 
