@@ -16,7 +16,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -48,8 +48,8 @@ def run(calls: Sequence[Call]) -> list[Any]:
     """Run independent calls, side by side where it pays, and return their outcomes in the order given.
 
     Calls that work for as long as they last run one after another in the calling thread; those that wait, or work long,
-    are shared with a pool, so that none waits for another (see `fxlib.batch.pace`). A distributed autograd context
-    belongs to one thread: inside of it, all calls run in the calling thread, in order.
+    are shared with a pool (see `fxlib.batch.pace`). Once one has lasted long, all others run side by side. A
+    distributed autograd context belongs to one thread: inside of it, all calls run in the calling thread, in order.
     """
     calls = isolated(calls)
     if len(calls) < 2 or in_autograd_context():
@@ -169,6 +169,16 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
+class _Queue:
+    """Calls of one batch that are still to run, by their indices, and the number of threads that work on them."""
+
+    __slots__ = ("indices", "threads")
+
+    def __init__(self, indices: Iterable[int], threads: int) -> None:
+        self.indices = deque(indices)
+        self.threads = threads
+
+
 class _Shared:
     """The calls of one batch, each run once, by whichever thread is free first."""
 
@@ -176,52 +186,51 @@ class _Shared:
         self._calls = calls
         self._outcomes: list[Any] = [None] * len(calls)
         self._paces = [_PACES[_timed_as(call)] for call in calls]
-        threads = {pace: pace.threads() for pace in set(self._paces)}
-        self._looked_at = [pace for pace, needed in threads.items() if needed == 1]
-        self._in_turn = deque(index for index, pace in enumerate(self._paces) if threads[pace] == 1)
+        self._needed = {pace: pace.threads() for pace in set(self._paces)}
+        in_turn = [index for index, pace in enumerate(self._paces) if self._needed[pace] == 1]
+        shared = [index for index, pace in enumerate(self._paces) if self._needed[pace] > 1]
+        self._in_turn = _Queue(in_turn, threads=1)
         """Calls that run one after another, until one of them shows that threads are worth it."""
-        self._shared = deque(index for index, pace in enumerate(self._paces) if threads[pace] > 1)
-        self._threads = max(threads.values())
-        self._is_in_turn = bool(self._in_turn)
-        """Whether the calls that run in turn have not been shared so far."""
+        self._side_by_side = _Queue(shared, threads=0 if in_turn else 1)
         self._left = len(calls)
         self._ended: BaseException | None = None
         """The exception that would end a thread of the pool; it answers no call, and the whole batch raises it."""
         self._asked = _counter()
-        self._running = threading.Lock()
+        self._unfinished = threading.Lock()
         """A lock that is held until all calls have run."""
-        self._running.acquire()
+        self._unfinished.acquire()
 
     def run(self) -> list[Any]:
-        self._call_for_help(self._shared, self._threads, spared=0 if self._in_turn else 1)
+        self._share(self._side_by_side, max(self._needed.values()))
         self._work(self._in_turn)
-        self._work(self._shared)
-        self._running.acquire()
-        for pace in self._looked_at:
-            pace.looked(alone=self._is_in_turn)
+        self._work(self._side_by_side)
+        self._unfinished.acquire()
+        for pace, needed in self._needed.items():
+            if needed == 1:
+                pace.looked(in_turn=self._in_turn.threads == 1)
         if self._ended is not None:
             raise self._ended
         return [_landed(each) for each in self._outcomes]
 
-    def _call_for_help(self, indices: deque[int], threads: int, *, spared: int) -> None:
-        for _ in range(min(len(indices), threads) - spared):
-            _helpers().put(functools.partial(self._work, indices))
+    def _share(self, queue: _Queue, threads: int) -> None:
+        """Have so many threads work on a queue."""
+        more, queue.threads = min(len(queue.indices), threads) - queue.threads, max(queue.threads, threads)
+        for _ in range(more):
+            _helpers().put(functools.partial(self._work, queue))
 
-    def _work(self, indices: deque[int]) -> None:
+    def _work(self, queue: _Queue) -> None:
         with _Batch(self._asked, shared=True):
-            while indices:
+            while queue.indices:
                 try:
-                    index = indices.popleft()
+                    index = queue.indices.popleft()
                 except IndexError:
                     return
-                by_itself = self._is_in_turn and indices is self._in_turn
-                needed = self._run(index, by_itself=by_itself)
-                if needed > 1:
-                    self._is_in_turn = False
-                    self._call_for_help(indices, needed, spared=1)
+                needed = self._run(index, by_itself=queue is self._in_turn and queue.threads == 1)
+                if needed > queue.threads:
+                    self._share(queue, needed)
 
     def _run(self, index: int, *, by_itself: bool) -> int:
-        """Run one call; return how many threads are worth it for those behind it, 1 unless it ran `by_itself`."""
+        """Run one call; return how many threads are worth it for those behind it."""
         global _running  # noqa: PLW0603 - the calls of all batches of this process
         with _LOCK:
             _running = running = _running + 1
@@ -230,15 +239,15 @@ class _Shared:
             self._outcomes[index] = _outcome(self._calls[index])
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._ended = error
-        lasted_s, works_s, pace = time.perf_counter() - start, time.thread_time() - worked, self._paces[index]
-        pace.ran(lasted_s)
-        needed = pace.ran_by_itself(lasted_s, works_s, max(running, _running)) if by_itself else 1
+        lasted_s, works_s = time.perf_counter() - start, time.thread_time() - worked
         with _LOCK:
+            running = max(running, _running)
             _running -= 1
             self._left -= 1
             if not self._left:
-                self._running.release()
-        return needed
+                self._unfinished.release()
+        pace = self._paces[index]
+        return pace.ran_by_itself(lasted_s, works_s, running) if by_itself else pace.ran(lasted_s)
 
 
 def _timed_as(call: Call) -> Callable[..., Any]:

@@ -7,7 +7,8 @@ the size of a thread pool in B. Goetz et al., "Java Concurrency in Practice", 8.
 of the processors where calls work briefly. `python -m benchmarks.side_by_side` measures it.
 
 How long a call waits shows when it runs by itself. So the first call of a batch does so now and then, and seldom where
-that made others wait. If one waits for much longer than usual, those behind it are shared at once.
+that made others wait. Once a call has lasted long, whatever is usual, all those behind it run side by side, so that a
+message takes no longer than one such call more than if none had waited for another.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RPC agent has as many."""
 _BRIEF_S = 2e-4
 """Duration of a call, in seconds, below which it is not worth waking a thread for it."""
 _SURELY_S = 1e-2
-"""Duration of a call, in seconds, from which on it runs beside others without a look: no lock explains so much."""
+"""Duration of a call, in seconds, from which on others like it run side by side without a look: no lock explains it."""
 _WORKS_S = 1e-3
 """Processor time of a call, in seconds, from which on its operators are taken to be long ones, which run without the
 interpreter's lock."""
@@ -32,7 +33,7 @@ _FORGET = 1.1
 _LATEST = 3
 """Number of calls of which the briefest counts as usual: another one may be longer because its core was taken away."""
 _LONG_S = 1e-3
-"""Time in seconds for which a call may wait, whatever is usual, before those behind it are shared."""
+"""Time in seconds for which a call that usually works may wait before those behind it run side by side."""
 
 
 class Pace:
@@ -54,17 +55,18 @@ class Pace:
         """Return how many threads are to run the calls of a batch; 1 if they are to run one after another at first."""
         if self._shortest_s >= _SURELY_S:
             return THREADS
-        if self._left:
+        if self._left > 0:
             self._left -= 1
             return self._needed()
         return 1
 
-    def ran(self, lasted_s: float) -> None:
-        """Note how long a call lasted, in seconds, whatever ran beside it."""
+    def ran(self, lasted_s: float) -> int:
+        """Note how long a call lasted, whatever ran beside it; return how many threads are worth it for the others."""
         self._shortest_s = min(lasted_s, _FORGET * self._shortest_s)
+        return THREADS if lasted_s >= _SURELY_S else 1
 
     def ran_by_itself(self, lasted_s: float, works_s: float, running: int) -> int:
-        """Note how a call spent its time, and return how many threads are worth it for those behind it.
+        """Note how a call spent its time; return how many threads are worth it for those behind it.
 
         Args:
             lasted_s: how long it lasted, in seconds.
@@ -74,7 +76,9 @@ class Pace:
         """
         waits_s = max(0.0, lasted_s - running * works_s)
         self._by_themselves.append((waits_s, works_s))
-        return THREADS if waits_s >= _LONG_S and self._needed() == 1 else self._needed()
+        usual = self._needed()
+        long = self.ran(lasted_s)
+        return THREADS if usual == 1 and waits_s >= _LONG_S else max(usual, long)
 
     def _needed(self) -> int:
         if not self._by_themselves:
@@ -85,9 +89,9 @@ class Pace:
         cores = _cores() if works_s >= _WORKS_S else 1
         return min(THREADS, round(cores * (1 + waits_s / max(works_s, 1e-6))))
 
-    def looked(self, *, alone: bool) -> None:
-        """Note that a batch has ended whose first calls ran one after another; `alone` if all of them did."""
-        if alone or self._needed() == 1:
+    def looked(self, *, in_turn: bool) -> None:
+        """Note that a batch has ended whose first calls ran one after another; `in_turn` if all of them did."""
+        if in_turn or self._needed() == 1:
             self._without_look = max(1, self._without_look // 2)
         else:
             self._without_look = self._left = min(_SELDOM, 2 * self._without_look)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from fxlib import batch
 from fxlib.batch import pace
 from fxlib.batch.pace import THREADS, Pace
+from tests.shared.undisturbed import undisturbed
 
 
 def known(*ran: tuple[float, float], running: int = 1) -> Pace:
@@ -23,7 +27,7 @@ def in_ten_batches(of: Pace) -> list[int]:
     for _ in range(10):
         found.append(of.threads())
         if found[-1] == 1:
-            of.looked(alone=False)
+            of.looked(in_turn=False)
     return found
 
 
@@ -40,14 +44,14 @@ def test_as_many_threads_share_calls_as_keep_the_interpreter_busy(
 ) -> None:
     of = known((waits_ms, works_ms))
     assert of.threads() == 1  # a look
-    of.looked(alone=threads == 1)
+    of.looked(in_turn=threads == 1)
     assert of.threads() == threads
 
 
 def test_calls_that_work_long_get_a_thread_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "_cores", lambda: 4)
     of = known((0.0, 3.0))
-    of.looked(alone=False)
+    of.looked(in_turn=False)
     assert of.threads() == 4
 
 
@@ -61,25 +65,51 @@ def test_a_look_becomes_seldom_where_it_makes_others_wait_and_frequent_where_it_
     for _ in range(8):
         while of.threads() > 1:
             pass
-        of.looked(alone=True)
+        of.looked(in_turn=True)
     assert of.threads() == of.threads() == 1
 
 
 def test_a_call_whose_core_was_taken_away_changes_nothing() -> None:
     of = known((0.0, 0.25), (0.0, 0.25))
     assert of.ran_by_itself(1e-3, 0.25e-3, 1) == 1
-    of.looked(alone=False)
+    of.looked(in_turn=False)
     assert of.threads() == 1
 
 
-def test_those_behind_a_call_that_waits_long_are_shared_at_once() -> None:
-    of = known((0.0, 0.25), (0.0, 0.25))
-    assert of.ran_by_itself(5e-3, 0.25e-3, 1) == THREADS
+def test_all_behind_a_call_that_lasts_long_run_side_by_side() -> None:
+    assert known((0.0, 0.25), (0.0, 0.25)).ran_by_itself(5e-3, 0.25e-3, 1) == THREADS
+    of = known((0.5, 0.25), (0.5, 0.25))
+    assert of.ran_by_itself(2e-3, 0.25e-3, 1) == 3
+    assert of.ran_by_itself(1.0, 0.25e-3, 1) == THREADS
+    assert of.ran(1.0) == THREADS
+    assert of.ran(2e-3) == 1
+
+
+def work_and_wait(work_s: float, wait_s: float) -> None:
+    end = time.thread_time() + work_s
+    while time.thread_time() < end:
+        pass
+    time.sleep(wait_s)
+
+
+@pytest.mark.parametrize("usual_wait_s", [0.0, 0.0005, 0.002])
+def test_a_message_whose_calls_come_to_stall_takes_two_of_them_at_most(usual_wait_s: float) -> None:
+    def took_s() -> float:
+        def calls(wait_s: float) -> list[batch.Call]:
+            return [(work_and_wait, (0.00025, wait_s), {}) for _ in range(13)]
+
+        for _ in range(6):
+            batch.run(calls(usual_wait_s))
+        start = time.perf_counter()
+        batch.run(calls(0.2))
+        return time.perf_counter() - start
+
+    assert undisturbed(took_s, lambda seconds: seconds < 0.5) < 0.5
 
 
 def test_waiting_for_the_interpreter_is_no_reason_for_more_threads() -> None:
     of = known((0.0, 0.25), running=4)
-    of.looked(alone=True)
+    of.looked(in_turn=True)
     assert of.threads() == 1
 
 

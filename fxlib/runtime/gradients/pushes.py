@@ -390,8 +390,8 @@ def _limit_s(chain: Sequence[Push]) -> float:
 def _limit_of(chains: Sequence[Sequence[Push]]) -> float:
     """Return the time limit of a message, in seconds: that of the longest chain of pushes that wait for one another.
 
-    If chains run side by side, as many at a time as a server has threads, one more round is added: the first chain may
-    run by itself.
+    If chains run side by side, as many at a time as a server has threads, one more round is added: the first ones may
+    run one after another or on few threads, until one has lasted long.
     """
     default = float(rpc.get_rpc_timeout())
     timeouts = {push.call.timeout_s for chain in chains for push in chain}
