@@ -29,6 +29,8 @@ _WORKS_S = 1e-3
 interpreter's lock."""
 _SELDOM = 64
 """Largest number of batches from one look at a call to the next."""
+_CHANGED, _SOON = 2.0, 4
+"""Ratio of a call's duration to the usual one from which on the next look comes after so many batches at most."""
 _FORGET = 1.1
 _LATEST = 3
 """Number of calls of which the briefest counts as usual: another one may be longer because its core was taken away."""
@@ -56,6 +58,8 @@ class Pace:
         if self._shortest_s >= _SURELY_S:
             return THREADS
         if self._left > 0:
+            if self._by_themselves and self._shortest_s > _CHANGED * sum(self._usual()):
+                self._left = min(self._left, _SOON)
             self._left -= 1
             return self._needed()
         return 1
@@ -83,11 +87,14 @@ class Pace:
     def _needed(self) -> int:
         if not self._by_themselves:
             return THREADS
-        waits_s, works_s = min(list(self._by_themselves), key=sum)
+        waits_s, works_s = self._usual()
         if waits_s + works_s < _BRIEF_S:
             return 1
         cores = _cores() if works_s >= _WORKS_S else 1
         return min(THREADS, round(cores * (1 + waits_s / max(works_s, 1e-6))))
+
+    def _usual(self) -> tuple[float, float]:
+        return min(list(self._by_themselves), key=sum)
 
     def looked(self, *, in_turn: bool) -> None:
         """Note that a batch has ended whose first calls ran one after another; `in_turn` if all of them did."""

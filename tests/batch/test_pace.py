@@ -69,6 +69,18 @@ def test_a_look_becomes_seldom_where_it_makes_others_wait_and_frequent_where_it_
     assert of.threads() == of.threads() == 1
 
 
+def test_calls_that_come_to_last_longer_are_looked_at_soon() -> None:
+    of = known((0.5, 0.25), (0.5, 0.25), (0.5, 0.25))
+    for _ in range(8):
+        while of.threads() > 1:
+            of.ran(1e-3)
+        of.looked(in_turn=False)
+    assert [of.threads() for _ in range(10)] == [3] * 10
+    for _ in range(13):
+        of.ran(3e-3)
+    assert [of.threads() for _ in range(5)] == [3, 3, 3, 3, 1]
+
+
 def test_a_call_whose_core_was_taken_away_changes_nothing() -> None:
     of = known((0.0, 0.25), (0.0, 0.25))
     assert of.ran_by_itself(1e-3, 0.25e-3, 1) == 1
