@@ -32,6 +32,7 @@ _SELDOM = 64
 _CHANGED, _SOON = 2.0, 4
 """Ratio of a call's duration to the usual one from which on the next look comes after so many batches at most."""
 _FORGET = 1.1
+"""Factor by which the shortest duration seen grows with each later call."""
 _LATEST = 3
 """Number of calls of which the briefest counts as usual: another one may be longer because its core was taken away."""
 _LONG_S = 1e-3
