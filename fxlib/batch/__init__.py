@@ -213,8 +213,9 @@ class _Shared:
         return [_landed(each) for each in self._outcomes]
 
     def _share(self, queue: _Queue, threads: int) -> None:
-        """Have so many threads work on a queue."""
-        more, queue.threads = min(len(queue.indices), threads) - queue.threads, max(queue.threads, threads)
+        """Have so many threads work on a queue; one that works on it already is the calling one."""
+        more = min(len(queue.indices) - (queue.threads > 0), threads - queue.threads)
+        queue.threads = max(queue.threads, threads)
         for _ in range(more):
             _helpers().put(functools.partial(self._work, queue))
 

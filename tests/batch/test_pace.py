@@ -16,7 +16,6 @@ def known(*ran: tuple[float, float], running: int = 1) -> Pace:
     """Return the pace of a function whose calls ran by themselves: how long each waited and worked, in ms."""
     made = Pace()
     for waited_ms, worked_ms in ran:
-        made.ran((waited_ms + worked_ms) / 1e3)
         made.ran_by_itself((waited_ms + running * worked_ms) / 1e3, worked_ms / 1e3, running)
     return made
 
@@ -117,6 +116,18 @@ def test_a_message_whose_calls_come_to_stall_takes_two_of_them_at_most(usual_wai
         return time.perf_counter() - start
 
     assert undisturbed(took_s, lambda seconds: seconds < 0.5) < 0.5
+
+
+def test_those_behind_a_call_that_lasted_long_do_not_wait_for_threads_that_are_stalled() -> None:
+    def took_s() -> float:
+        for _ in range(6):
+            batch.run([(work_and_wait, (0.00025, 0.0005), {}) for _ in range(5)])
+        waits_s = [0.1, 0.5, 0.5, 0.4, 0.4]
+        start = time.perf_counter()
+        batch.run([(work_and_wait, (0.00025, each), {}) for each in waits_s])
+        return time.perf_counter() - start
+
+    assert undisturbed(took_s, lambda seconds: seconds < 0.75) < 0.75
 
 
 def test_waiting_for_the_interpreter_is_no_reason_for_more_threads() -> None:
