@@ -13,9 +13,11 @@ message takes no longer than one such call more than if none had waited for anot
 
 from __future__ import annotations
 
+import functools
 import math
-import os
 from collections import deque
+
+from fxlib.utils.hardware import cores
 
 THREADS = 16
 """Number of threads that share the calls of all batches of this process, besides those that received the batches; an
@@ -91,8 +93,8 @@ class Pace:
         waits_s, works_s = self._usual()
         if waits_s + works_s < _BRIEF_S:
             return 1
-        cores = _cores() if works_s >= _WORKS_S else 1
-        return min(THREADS, round(cores * (1 + waits_s / max(works_s, 1e-6))))
+        busy = _cores() if works_s >= _WORKS_S else 1
+        return min(THREADS, round(busy * (1 + waits_s / max(works_s, 1e-6))))
 
     def _usual(self) -> tuple[float, float]:
         return min(list(self._by_themselves), key=sum)
@@ -105,6 +107,4 @@ class Pace:
             self._without_look = self._left = min(_SELDOM, 2 * self._without_look)
 
 
-def _cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_cores = functools.cache(cores)

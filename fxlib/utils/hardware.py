@@ -31,7 +31,7 @@ def processor() -> str:
 
 def cores() -> int:
     """Return how many cores this process may use, respecting a container's quota."""
-    count = len(os.sched_getaffinity(0))
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
