@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,9 +32,9 @@ class Entry:
         self.why_not = ""
 
     @property
-    def waiting(self) -> Iterator[Request]:
+    def waiting(self) -> list[Request]:
         """The requests that no forward has taken."""
-        return (each for each in self.requests if each is not None and each.state is not State.TAKEN)
+        return [each for each in self.requests if each is not None and each.state is not State.TAKEN]
 
     def unchanged(
         self, module: CapturedModule, args: Sequence[Any], kwargs: Mapping[str, Any], now: tuple[object, ...]
@@ -54,12 +53,14 @@ class Entry:
             self.why_not = "autocast, inference mode or the default dtype differs"
         else:
             self.why_not = "other tensors, or changed ones"
-            with suppress(TypeError, ValueError):
+            try:
                 unchanged = self.program.unchanged(self.noted, self.program.values(args, kwargs))
-                pairs = zip(unchanged, self.program.sources, strict=True)
-                of_inputs = [is_so for is_so, each in pairs if not each.path]
-                if any(of_inputs) or not of_inputs:
-                    return unchanged
+            except (TypeError, ValueError):
+                return None
+            pairs = zip(unchanged, self.program.sources, strict=True)
+            of_inputs = [is_so for is_so, each in pairs if not each.path]
+            if any(of_inputs) or not of_inputs:
+                return unchanged
         return None
 
 

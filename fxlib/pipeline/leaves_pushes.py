@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import RLock, get_ident
 
@@ -113,12 +112,3 @@ class LeavesPushes(ABC):
             return
         if self._pushing is None or not works_for_others():
             self.settle_pushes()
-
-    @contextmanager
-    def _own_calls(self) -> Iterator[None]:
-        """Return a context for calls of our own, which need not wait for pushes in flight."""
-        self._making = get_ident()
-        try:
-            yield
-        finally:
-            self._making = None

@@ -397,10 +397,11 @@ class Pipeline(Generic[B]):
         for index, each in enumerate(queue):
             if each.error is not None:
                 return
-            held += tensor_bytes(each.batch) + ahead.result_bytes
-            unknown = index > 0 and not ahead.result_bytes
-            if self._memory_bytes is not None and (unknown or held > self._memory_bytes):
-                return
+            if self._memory_bytes is not None:
+                of_results = ahead.result_bytes
+                held += tensor_bytes(each.batch) + of_results
+                if held > self._memory_bytes or (index > 0 and not of_results):
+                    return
             if not each.was_tried:
                 each.was_tried = True
                 each.entry = self._made_ahead(module, ahead, each.batch)

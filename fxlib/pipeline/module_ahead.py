@@ -144,7 +144,7 @@ class ModuleAhead(LeavesPushes):
         try:
             values = program.values(args, kwargs)
             noted = program.noted(values)
-            with torch.no_grad(), self._limits(program):
+            with self._own_calls(program):
                 found = program.arguments(values)
         except Exception:  # noqa: BLE001 - its forward raises it where the program expects it
             return None
@@ -362,15 +362,16 @@ class ModuleAhead(LeavesPushes):
     def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
         """Return the reads that may travel with the next pushes."""
         travelling: list[Travels] = []
-        if self._several_trainers and not self._most_stale:
+        several = self._several_trainers
+        if several and not self._most_stale:
             self._trainers.warn()
         sample = self._period.pushes if self._period.pushes % SAMPLED == 0 else None
         blocks, self._blocks = self._blocks, []
-        self._updates = Updates(pushes, blocks) if blocks and not self._several_trainers else None
+        self._updates = Updates(pushes, blocks) if blocks and not several else None
         states = _written_by(pushes) if self._most_stale else frozenset()
         covered = self._period.covered(in_loop=self._loops > 0)
         for before, entry in self._to_come():
-            is_next = before < covered and not self._several_trainers
+            is_next = before < covered and not several
             for each in entry.waiting:
                 if each.is_behind_push and not (self._most_stale and each.misses(states, most=self._most_stale)):
                     each.pushed(pushes, sample=sample if is_next else None, updates=self._updates)
@@ -424,14 +425,27 @@ class ModuleAhead(LeavesPushes):
 
     def _make(self, entry: Entry, before: int, *, pushed: bool) -> None:
         """Make the calls of a batch that need not wait for a push; its forward comes after `before` others."""
-        with self._limits(entry.program), self._own_calls():
-            for each in entry.waiting:
-                each.rides = False
+        waiting, leaving = entry.waiting, list[Callable[[], None]]()
+        several = any(each.state is State.PARKED for each in waiting) and self._several_trainers
+        for each in waiting:
+            each.rides = False
+            if each.state is State.PARKED:
                 stale = self._most_stale > 0 and self._may_be_stale(each, before, pushed=pushed)
-                if each.state is State.PARKED and self._may_leave(each, before, pushed=pushed, stale=stale):
-                    self._leave(each, stale=stale)
-                elif pushed and before < (self._period.steps or 1) and (again := each.repair()) is not None:
-                    again.make()
+                if self._may_leave(each, before, pushed=pushed, stale=stale, several=several):
+                    leaving.append(partial(self._leave, each, stale=stale))
+            elif pushed and before < (self._period.steps or 1) and (again := each.repair()) is not None:
+                leaving.append(again.make)
+        if leaving:
+            with self._own_calls(entry.program):
+                for leave in leaving:
+                    leave()
+
+    def _may_leave(self, request: Request, before: int, *, pushed: bool, stale: bool, several: bool) -> bool:
+        """Whether a call need not wait for a push, and need not be left to its forward because others keep writing."""
+        waits = request.is_behind_push and not stale and (request.rows is None or several)
+        if waits and not self._is_free(before, pushed=pushed, several=several):
+            return False
+        return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
 
     def _leave(self, request: Request, *, stale: bool) -> None:
         """Make a call; if pushes were left in flight, it may run beside them if its contract says so."""
@@ -446,13 +460,6 @@ class ModuleAhead(LeavesPushes):
             request.pushed(left.pushes.pushes, sample=None, updates=self._updates)
             request.updated(self._updates)
 
-    def _may_leave(self, request: Request, before: int, *, pushed: bool, stale: bool) -> bool:
-        """Whether a call need not wait for a push, and need not be left to its forward because others keep writing."""
-        waits = request.is_behind_push and not stale and (request.rows is None or self._several_trainers)
-        if waits and not self._is_free(before, pushed=pushed):
-            return False
-        return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
-
     def _may_be_stale(self, request: Request, before: int, *, pushed: bool) -> bool:
         """Whether a call may leave although pushes are in flight or expected that it will miss."""
         if request.rows is not None or not request.is_behind_push:
@@ -462,9 +469,9 @@ class ModuleAhead(LeavesPushes):
             return False
         return 0 < in_flight + self._period.pushes_before(before, pushed=pushed) <= self._most_stale
 
-    def _is_free(self, before: int, *, pushed: bool) -> bool:
+    def _is_free(self, before: int, *, pushed: bool, several: bool) -> bool:
         """Whether no push is expected before the forward that comes after `before` others."""
-        if self._several_trainers and not self._most_stale:
+        if several and not self._most_stale:
             return False
         return self._period.pushes_before(before, pushed=pushed) == 0
 
@@ -551,14 +558,19 @@ class ModuleAhead(LeavesPushes):
         return program
 
     @contextmanager
-    def _limits(self, program: Program) -> Iterator[None]:
-        """Return a context outside of any forward, with the graph's own limits on calls in flight."""
+    def _own_calls(self, program: Program) -> Iterator[None]:
+        """Return a context for calls of our own, which need not wait for pushes in flight.
+
+        It is outside of any forward, and has the graph's own limits on calls in flight.
+        """
         outer, THREAD.forward = THREAD.forward, ForwardContext()
         if program.limits is not None:
             THREAD.forward.flow_control = self._flow_control(program.limits)
+        self._making = get_ident()
         try:
             yield
         finally:
+            self._making = None
             THREAD.forward = outer
 
     def _flow_control(self, limits: tuple[int | None, int | None]) -> FlowControl:

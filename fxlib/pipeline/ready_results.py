@@ -23,7 +23,8 @@ def with_results(generated: Callable[..., Any], results: Mapping[Any, Mapping[in
     code: FunctionType = generated  # type: ignore[assignment]
     names: dict[str, Any] = dict(code.__globals__)
     for name, value in code.__globals__.items():
-        if callable(value) and _is_hashable(value) and (found := results.get(value)) is not None:
+        is_hashable = type(value).__hash__ is not None
+        if is_hashable and callable(value) and (found := results.get(value)) is not None:
             names[name] = _stand_in(value, found)
     return FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
 
@@ -43,7 +44,3 @@ def _stand_in(operator: Callable[..., Any], found: Mapping[int, Take]) -> Callab
     returned: Any = replacement
     returned.stands_for = operator  # a recording looks for it
     return replacement
-
-
-def _is_hashable(value: object) -> bool:
-    return type(value).__hash__ is not None

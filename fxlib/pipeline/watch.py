@@ -205,9 +205,12 @@ class Watch:
             states = self._written(to, func, sent or ()) if self._listeners else _NOTHING
             if not states:
                 return call(to, func, *args, **kwargs)
-            with self._announced(states) as write:
+            write = self.begin(states)
+            try:
                 write.future = call(to, func, *args, **kwargs)
-                return write.future
+            finally:
+                self.end(write)
+            return write.future
 
         self._replace(api, "_invoke_rpc", watched)
         for name in _CREATIONS:
@@ -254,19 +257,19 @@ class Watch:
             self._announce_call()
             if not self._listeners:
                 return original(*args, **kwargs)
-            with self._announced(_ANYTHING) as write:
+            write = self.begin(_ANYTHING)
+            try:
                 made = original(*args, **kwargs)
                 write.future = made._get_future()
-                return made
+            finally:
+                self.end(write)
+            return made
 
         return watched
 
     def _announce_call(self) -> None:
         for each in list(self._listeners):  # without the lock: to settle means to wait for answers
             each.calls()
-
-    def _announced(self, states: frozenset[ServerState]) -> _Announced:
-        return _Announced(self, states)
 
     def begin(self, states: frozenset[ServerState]) -> _Write:
         """Tell all listeners about a write that is about to be sent."""
@@ -328,20 +331,6 @@ class Watch:
             return stated
         kind = rref._get_type(blocking=False).wait()
         return of_method(kind, method, self._stated.get) or builtin_contracts.of_method(kind, method)
-
-
-class _Announced:
-    __slots__ = ("_states", "_watch", "_write")
-
-    def __init__(self, watch: Watch, states: frozenset[ServerState]) -> None:
-        self._watch, self._states = watch, states
-
-    def __enter__(self) -> _Write:
-        self._write = self._watch.begin(self._states)
-        return self._write
-
-    def __exit__(self, *_: object) -> None:
-        self._watch.end(self._write)
 
 
 def _is_within_a_step() -> bool:

@@ -304,9 +304,10 @@ class CapturedModule(MirroredModule):
         """Run the graph with the results of calls that were made ahead of it, if there are any."""
         if torch.compiler.is_dynamo_compiling() or is_compiled():
             return self._run(args, kwargs, grad_enabled=grad_enabled)
-        generated = ahead.over(self, self._generated(self._what_runs()[1]), args, kwargs)
+        runs = self._what_runs()
+        generated = ahead.over(self, self._generated(runs[1]), args, kwargs)
         try:
-            return self._run(args, kwargs, grad_enabled=grad_enabled, generated=generated)
+            return self._run(args, kwargs, grad_enabled=grad_enabled, runs=runs, generated=generated)
         finally:
             ahead.ended()
 
@@ -316,6 +317,7 @@ class CapturedModule(MirroredModule):
         kwargs: Mapping[str, Any],
         *,
         grad_enabled: bool,
+        runs: tuple[GraphModule, GraphModule] | None = None,
         generated: Callable[..., Any] | None = None,
     ) -> Any:
         """Run the graph; an error is the one that the blocking program would have raised.
@@ -324,11 +326,13 @@ class CapturedModule(MirroredModule):
             args: positional arguments of the forward.
             kwargs: keyword arguments of the forward.
             grad_enabled: the grad mode of the caller.
+            runs: what `_what_runs` has just returned, if it was asked.
             generated: the generated forward over other globals; None is the forward itself.
         """
         state = self._fxlib
-        followed = torch.compiler.is_dynamo_compiling() or is_compiled()  # dynamo follows modules alone, and compiles
-        plain, program = (self, self) if followed else self._what_runs()
+        # Dynamo follows modules alone, and compiles.
+        followed = runs is None and (torch.compiler.is_dynamo_compiling() or is_compiled())
+        plain, program = runs or ((self, self) if followed else self._what_runs())
         if generated is None:
             generated = self._generated(program)
         state.conditions.python.ask_caches()

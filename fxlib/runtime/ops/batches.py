@@ -59,7 +59,7 @@ def wait_item(flying: Any, index: int) -> Any:
         ContractError: the argument is no result of `issue_batch`, or there is no such call.
         Exception: what the blocking call would have raised.
     """
-    if type(flying) is BatchInFlight and 0 <= index < len(flying.outcomes):
+    if isinstance(flying, BatchInFlight) and 0 <= index < len(flying.outcomes):
         outcome = flying.outcomes[index]
         if type(outcome) is torch.Tensor:  # most results are, and this runs for each lookup
             return outcome

@@ -114,22 +114,16 @@ class ForwardContext:
     """The limits on what the forward may have in flight; None if there are none."""
     shares_nodes: bool = False
     """Whether results that came in one message may share a node, since the program sees none of their hooks."""
+    came_with: dict[int, Callable[[], Message | None]] = field(default_factory=dict)
+    """The message in which a result came, by its id; None once the graph has taken all results out of it."""
+    made: dict[int, Made] = field(default_factory=dict)
+    """The stand-ins for results that may still be tracked, by the ids of the results."""
 
     # These are made on first use: most forwards never need them.
     @functools.cached_property
     def backward(self) -> Backward:
         """The object that delivers gradients to the results of the forward."""
         return Backward()
-
-    @functools.cached_property
-    def came_with(self) -> dict[int, Callable[[], Message | None]]:
-        """The message in which a result came, by its id; None once the graph has taken all results out of it."""
-        return {}
-
-    @functools.cached_property
-    def made(self) -> dict[int, Made]:
-        """The stand-ins for results that may still be tracked, by the ids of the results."""
-        return {}
 
     @functools.cached_property
     def in_distributed_autograd(self) -> bool:
