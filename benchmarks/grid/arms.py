@@ -290,7 +290,11 @@ def pipelined(job: Job, module: nn.Module) -> Steps:
 
 def by_hand_across(job: Job, way: Way) -> Steps:
     """The program of an expert who knows the next batch."""
-    expert = ExpertAcross(job.towers, job.cell, way)
+    return knowing_next(job, ExpertAcross(job.towers, job.cell, way))
+
+
+def knowing_next(job: Job, expert: ExpertAcross) -> Steps:
+    """The loop of an expert who knows the next batch."""
     step = job.step(lambda: expert.predict(job.dense, job.sparse), expert.send)
 
     def steps(count: int) -> Iterator[Tensor]:

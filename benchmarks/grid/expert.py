@@ -20,6 +20,7 @@ from typing_extensions import override
 from benchmarks.grid.cells import Cell
 from benchmarks.grid.recommender import Towers, interact, server_name
 from fxlib import batch, ps
+from fxlib.runtime.tracking.autograd_node import Backward, Slot, tracked
 
 Way = Literal["single", "serial", "pooled"]
 
@@ -79,8 +80,25 @@ def push_then_look_up(
     return LOOK_UP[way](what, following)
 
 
+def look_up_apart(reads: Sequence[batch.Call]) -> list[Tensor]:
+    """On the server: rows of several tables, as many tensors."""
+    return ps.lookup_many([(args, kwargs) for _, args, kwargs in reads])
+
+
+def push_then_look_up_apart(pushes: Sequence[batch.Call], reads: Sequence[batch.Call]) -> list[Tensor]:
+    """On the server: take many gradients, then read the rows of the next step, as many tensors."""
+    for outcome in batch.run(pushes):
+        batch.result(outcome)
+    return look_up_apart(reads)
+
+
 PUSH: Final[Mapping[Way, Callable[..., None]]] = {SINGLE: ps.push, SERIAL: push_serial, POOLED: push_pooled}
 LOOK_UP: Final[Mapping[Way, Callable[..., Tensor]]] = {SINGLE: ps.lookup, SERIAL: lookup_serial, POOLED: lookup_pooled}
+
+
+def gradient_of(answer: Tensor | Slot) -> Tensor | None:
+    """Return the gradient that has arrived for an answer."""
+    return answer.gradient if isinstance(answer, Slot) else answer.grad
 
 
 class Expert:
@@ -90,28 +108,40 @@ class Expert:
         self.towers, self.cell, self.way = towers, cell, way
         servers = range(min(cell.servers, cell.lookups))
         self._tables = [tuple(f"table{i}" for i in range(cell.lookups)[rank :: cell.servers]) for rank in servers]
-        self._due: list[tuple[Tensor, *Column]] = []
-        """Whose gradients are to go: answer, server, table or tables, and indices."""
+        self._due: list[tuple[Tensor | Slot, *Column]] = []
+        """Whose gradients are to go: what has the gradient, server, table or tables, and indices."""
 
     def predict(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """Return the logits [batch, 1]."""
         columns = self._columns(sparse)
         futures = self._issued(columns)
         features = self.towers.bottom(dense)
-        answers = wait_all(futures)
+        answers = self._answers(futures)
         if self.cell.mode == "push":
-            self._due = [(answer.requires_grad_(), *column) for column, answer in zip(columns, answers, strict=True)]
+            answers = self._tracked(answers, columns)
         return interact(self.towers, features, self._vectors(answers))
+
+    def _tracked(self, answers: list[Tensor], columns: Sequence[Column]) -> list[Tensor]:
+        """Return answers that take gradients, and note where these are to go."""
+        self._due = [(answer.requires_grad_(), *column) for column, answer in zip(columns, answers, strict=True)]
+        return answers
 
     def send(self) -> None:
         """Send the gradients of the last step, and wait until all have arrived."""
         push = PUSH[self.way]
-        wait_all([rpc_async(to, push, args=(what, each, answer.grad)) for answer, to, what, each in self._due])
+        wait_all([rpc_async(to, push, args=(what, each, gradient_of(answer))) for answer, to, what, each in self._due])
         self._due.clear()
 
     def _issued(self, columns: Sequence[Column]) -> list[Future[Tensor]]:
         """Return the lookups of a step in flight."""
+        return self._ask(columns)
+
+    def _ask(self, columns: Sequence[Column]) -> list[Future[Tensor]]:
         return [rpc_async(to, self._lookup(), args=(what, each)) for to, what, each in columns]
+
+    def _answers(self, futures: list[Future[Tensor]]) -> list[Tensor]:
+        """Return the answers of lookups in flight."""
+        return wait_all(futures)
 
     def _columns(self, sparse: Tensor) -> list[Column]:
         """Return what is asked of whom: server, table or tables, and indices."""
@@ -156,7 +186,7 @@ class ExpertAcross(Expert):
             return
         columns = self._columns(self.following)
         self._ahead = [
-            rpc_async(to, push_then_look_up, args=(self.way, what, each, answer.grad, following))
+            rpc_async(to, push_then_look_up, args=(self.way, what, each, gradient_of(answer), following))
             for (answer, to, what, each), (_, _, following) in zip(self._due, columns, strict=True)
         ]
         wait_all(self._ahead)
@@ -164,9 +194,68 @@ class ExpertAcross(Expert):
 
     @override
     def _issued(self, columns: Sequence[Column]) -> list[Future[Tensor]]:
-        futures = self._ahead or super()._issued(columns)
+        futures = self._ahead or self._ask(columns)
         if self.following is not None and self.cell.mode != "push":
-            self._ahead = super()._issued(self._columns(self.following))
+            self._ahead = self._ask(self._columns(self.following))
         else:
             self._ahead = []
         return futures
+
+
+class ExpertApart(ExpertAcross):
+    """The same program, with a tensor for each call's keys, rows and gradient, as the blocking program has them.
+
+    Its messages hold what those of fxlib do, one to each server.
+    """
+
+    def __init__(self, towers: Towers, cell: Cell) -> None:
+        super().__init__(towers, cell, SINGLE)
+
+    @override
+    def send(self) -> None:
+        pushes: dict[str, list[batch.Call]] = {}
+        for answer, to, *what in self._due:
+            pushes.setdefault(to, []).append((ps.push, (*what, gradient_of(answer)), {}))
+        reads = self._reads([] if self.following is None else self._columns(self.following))
+        sent = [rpc_async(to, push_then_look_up_apart, args=(each, reads.get(to, []))) for to, each in pushes.items()]
+        wait_all(sent)
+        self._due.clear()
+        if reads and sent:
+            self._ahead = sent
+
+    @override
+    def _ask(self, columns: Sequence[Column]) -> list[Future[Tensor]]:
+        return [rpc_async(to, look_up_apart, args=(reads,)) for to, reads in self._reads(columns).items()]
+
+    @override
+    def _answers(self, futures: list[Future[Tensor]]) -> list[Tensor]:
+        rows = wait_all(futures)
+        return [rows[i % self.cell.servers][i // self.cell.servers] for i in range(self.cell.lookups)]
+
+    @staticmethod
+    def _reads(columns: Sequence[Column]) -> dict[str, list[batch.Call]]:
+        reads: dict[str, list[batch.Call]] = {}
+        for to, *what in columns:
+            reads.setdefault(to, []).append((ps.lookup, tuple(what), {}))
+        return reads
+
+
+class ExpertExact(ExpertApart):
+    """The same program, with gradients as fxlib takes them so that a step is exact whatever the program does.
+
+    They come by one autograd node for each message, at the end of backward, in memory of their own; and keys are pushed
+    as they were sent.
+    """
+
+    @override
+    def _tracked(self, answers: list[Tensor], columns: Sequence[Column]) -> list[Tensor]:
+        backward, outputs = Backward(), list(answers)
+        self._due = []
+        for rank in range(self.cell.servers):
+            places = range(rank, self.cell.lookups, self.cell.servers)
+            made = tracked([answers[place] for place in places], backward, in_distributed_autograd=False)
+            for place, (output, slot) in zip(places, made, strict=True):
+                to, table, keys = columns[place]
+                outputs[place] = output
+                self._due.append((slot, to, table, keys.clone()))
+        return outputs
