@@ -80,16 +80,18 @@ def push_then_look_up(
     return LOOK_UP[way](what, following)
 
 
-def look_up_apart(reads: Sequence[batch.Call]) -> list[Tensor]:
-    """On the server: rows of several tables, as many tensors."""
-    return ps.lookup_many([(args, kwargs) for _, args, kwargs in reads])
+def look_up_apart(tables: Sequence[str], indices: Sequence[Tensor]) -> list[Tensor]:
+    """On the server: rows of several tables, a tensor for each table."""
+    return ps.lookup_many([(each, {}) for each in zip(tables, indices, strict=True)])
 
 
-def push_then_look_up_apart(pushes: Sequence[batch.Call], reads: Sequence[batch.Call]) -> list[Tensor]:
-    """On the server: take many gradients, then read the rows of the next step, as many tensors."""
-    for outcome in batch.run(pushes):
-        batch.result(outcome)
-    return look_up_apart(reads)
+def push_then_look_up_apart(
+    tables: Sequence[str], indices: Sequence[Tensor], gradients: Sequence[Tensor], following: Sequence[Tensor]
+) -> list[Tensor]:
+    """On the server: take the gradients of several tables, then read the rows of the next step, if there is one."""
+    for each in zip(tables, indices, gradients, strict=True):
+        ps.push(*each)
+    return look_up_apart(tables, following) if following else []
 
 
 PUSH: Final[Mapping[Way, Callable[..., None]]] = {SINGLE: ps.push, SERIAL: push_serial, POOLED: push_pooled}
@@ -205,7 +207,7 @@ class ExpertAcross(Expert):
 class ExpertApart(ExpertAcross):
     """The same program, with a tensor for each call's keys, rows and gradient, as the blocking program has them.
 
-    Its messages hold what those of fxlib do, one to each server.
+    It sends one message to each server, as fxlib does, and its server functions take the calls one after another.
     """
 
     def __init__(self, towers: Towers, cell: Cell) -> None:
@@ -213,49 +215,46 @@ class ExpertApart(ExpertAcross):
 
     @override
     def send(self) -> None:
-        pushes: dict[str, list[batch.Call]] = {}
-        for answer, to, *what in self._due:
-            pushes.setdefault(to, []).append((ps.push, (*what, gradient_of(answer)), {}))
-        reads = self._reads([] if self.following is None else self._columns(self.following))
-        sent = [rpc_async(to, push_then_look_up_apart, args=(each, reads.get(to, []))) for to, each in pushes.items()]
+        following = None if self.following is None else self._columns(self.following)
+        sent = []
+        for rank in range(len(self._tables)) if self._due else ():
+            answers, (to, *_), tables, indices = zip(*self._due[rank :: self.cell.servers], strict=True)
+            gradients = [gradient_of(answer) for answer in answers]
+            nexts = [] if following is None else [keys for _, _, keys in following[rank :: self.cell.servers]]
+            sent.append(rpc_async(to, push_then_look_up_apart, args=(tables, indices, gradients, nexts)))
         wait_all(sent)
+        if self._due:
+            self._ahead = sent if following else []
         self._due.clear()
-        if reads and sent:
-            self._ahead = sent
 
     @override
     def _ask(self, columns: Sequence[Column]) -> list[Future[Tensor]]:
-        return [rpc_async(to, look_up_apart, args=(reads,)) for to, reads in self._reads(columns).items()]
+        sent = []
+        for rank in range(len(self._tables)):
+            (to, *_), tables, indices = zip(*columns[rank :: self.cell.servers], strict=True)
+            sent.append(rpc_async(to, look_up_apart, args=(tables, indices)))
+        return sent
 
     @override
     def _answers(self, futures: list[Future[Tensor]]) -> list[Tensor]:
         rows = wait_all(futures)
         return [rows[i % self.cell.servers][i // self.cell.servers] for i in range(self.cell.lookups)]
 
-    @staticmethod
-    def _reads(columns: Sequence[Column]) -> dict[str, list[batch.Call]]:
-        reads: dict[str, list[batch.Call]] = {}
-        for to, *what in columns:
-            reads.setdefault(to, []).append((ps.lookup, tuple(what), {}))
-        return reads
-
 
 class ExpertExact(ExpertApart):
-    """The same program, with gradients as fxlib takes them so that a step is exact whatever the program does.
+    """The same program, with gradients as fxlib takes them so that pushes are exact whatever the program does.
 
     They come by one autograd node for each message, at the end of backward, in memory of their own; and keys are pushed
-    as they were sent.
+    as they were sent. Without pushes it is no other program.
     """
 
     @override
     def _tracked(self, answers: list[Tensor], columns: Sequence[Column]) -> list[Tensor]:
-        backward, outputs = Backward(), list(answers)
-        self._due = []
+        backward = Backward()
+        made: dict[int, tuple[Tensor, Slot]] = {}
         for rank in range(self.cell.servers):
             places = range(rank, self.cell.lookups, self.cell.servers)
-            made = tracked([answers[place] for place in places], backward, in_distributed_autograd=False)
-            for place, (output, slot) in zip(places, made, strict=True):
-                to, table, keys = columns[place]
-                outputs[place] = output
-                self._due.append((slot, to, table, keys.clone()))
-        return outputs
+            together = tracked([answers[place] for place in places], backward, in_distributed_autograd=False)
+            made.update(zip(places, together, strict=True))
+        self._due = [(made[place][1], to, table, keys.clone()) for place, (to, table, keys) in enumerate(columns)]
+        return [made[place][0] for place in range(self.cell.lookups)]
