@@ -164,7 +164,10 @@ class Expert:
         """Return the vectors [batch, dim] in the order of the tables."""
         if self.way == SINGLE:
             return answers
-        rows = [answer.unbind(0) for answer in answers]
+        return self._in_order([answer.unbind(0) for answer in answers])
+
+    def _in_order(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Return the rows of all servers in the order of the tables."""
         return [rows[i % self.cell.servers][i // self.cell.servers] for i in range(self.cell.lookups)]
 
 
@@ -237,8 +240,7 @@ class ExpertApart(ExpertAcross):
 
     @override
     def _answers(self, futures: list[Future[Tensor]]) -> list[Tensor]:
-        rows = wait_all(futures)
-        return [rows[i % self.cell.servers][i // self.cell.servers] for i in range(self.cell.lookups)]
+        return self._in_order([list(rows) for rows in wait_all(futures)])
 
 
 class ExpertExact(ExpertApart):
@@ -252,7 +254,7 @@ class ExpertExact(ExpertApart):
     def _tracked(self, answers: list[Tensor], columns: Sequence[Column]) -> list[Tensor]:
         backward = Backward()
         made: dict[int, tuple[Tensor, Slot]] = {}
-        for rank in range(self.cell.servers):
+        for rank in range(len(self._tables)):
             places = range(rank, self.cell.lookups, self.cell.servers)
             together = tracked([answers[place] for place in places], backward, in_distributed_autograd=False)
             made.update(zip(places, together, strict=True))

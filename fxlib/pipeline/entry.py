@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -53,14 +54,12 @@ class Entry:
             self.why_not = "autocast, inference mode or the default dtype differs"
         else:
             self.why_not = "other tensors, or changed ones"
-            try:
+            with suppress(TypeError, ValueError):
                 unchanged = self.program.unchanged(self.noted, self.program.values(args, kwargs))
-            except (TypeError, ValueError):
-                return None
-            pairs = zip(unchanged, self.program.sources, strict=True)
-            of_inputs = [is_so for is_so, each in pairs if not each.path]
-            if any(of_inputs) or not of_inputs:
-                return unchanged
+                pairs = zip(unchanged, self.program.sources, strict=True)
+                of_inputs = [is_so for is_so, each in pairs if not each.path]
+                if any(of_inputs) or not of_inputs:
+                    return unchanged
         return None
 
 

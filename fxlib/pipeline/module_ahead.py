@@ -144,7 +144,7 @@ class ModuleAhead(LeavesPushes):
         try:
             values = program.values(args, kwargs)
             noted = program.noted(values)
-            with self._own_calls(program):
+            with torch.no_grad(), self._own_calls(program):
                 found = program.arguments(values)
         except Exception:  # noqa: BLE001 - its forward raises it where the program expects it
             return None
@@ -425,27 +425,14 @@ class ModuleAhead(LeavesPushes):
 
     def _make(self, entry: Entry, before: int, *, pushed: bool) -> None:
         """Make the calls of a batch that need not wait for a push; its forward comes after `before` others."""
-        waiting, leaving = entry.waiting, list[Callable[[], None]]()
-        several = any(each.state is State.PARKED for each in waiting) and self._several_trainers
-        for each in waiting:
-            each.rides = False
-            if each.state is State.PARKED:
+        with self._own_calls(entry.program):
+            for each in entry.waiting:
+                each.rides = False
                 stale = self._most_stale > 0 and self._may_be_stale(each, before, pushed=pushed)
-                if self._may_leave(each, before, pushed=pushed, stale=stale, several=several):
-                    leaving.append(partial(self._leave, each, stale=stale))
-            elif pushed and before < (self._period.steps or 1) and (again := each.repair()) is not None:
-                leaving.append(again.make)
-        if leaving:
-            with self._own_calls(entry.program):
-                for leave in leaving:
-                    leave()
-
-    def _may_leave(self, request: Request, before: int, *, pushed: bool, stale: bool, several: bool) -> bool:
-        """Whether a call need not wait for a push, and need not be left to its forward because others keep writing."""
-        waits = request.is_behind_push and not stale and (request.rows is None or several)
-        if waits and not self._is_free(before, pushed=pushed, several=several):
-            return False
-        return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
+                if each.state is State.PARKED and self._may_leave(each, before, pushed=pushed, stale=stale):
+                    self._leave(each, stale=stale)
+                elif pushed and before < (self._period.steps or 1) and (again := each.repair()) is not None:
+                    again.make()
 
     def _leave(self, request: Request, *, stale: bool) -> None:
         """Make a call; if pushes were left in flight, it may run beside them if its contract says so."""
@@ -460,6 +447,13 @@ class ModuleAhead(LeavesPushes):
             request.pushed(left.pushes.pushes, sample=None, updates=self._updates)
             request.updated(self._updates)
 
+    def _may_leave(self, request: Request, before: int, *, pushed: bool, stale: bool) -> bool:
+        """Whether a call need not wait for a push, and need not be left to its forward because others keep writing."""
+        waits = request.is_behind_push and not stale and (request.rows is None or self._several_trainers)
+        if waits and not self._is_free(before, pushed=pushed):
+            return False
+        return pushed or self._in_vain.get(request.call.node, 0) < MOST_IN_VAIN
+
     def _may_be_stale(self, request: Request, before: int, *, pushed: bool) -> bool:
         """Whether a call may leave although pushes are in flight or expected that it will miss."""
         if request.rows is not None or not request.is_behind_push:
@@ -469,9 +463,9 @@ class ModuleAhead(LeavesPushes):
             return False
         return 0 < in_flight + self._period.pushes_before(before, pushed=pushed) <= self._most_stale
 
-    def _is_free(self, before: int, *, pushed: bool, several: bool) -> bool:
+    def _is_free(self, before: int, *, pushed: bool) -> bool:
         """Whether no push is expected before the forward that comes after `before` others."""
-        if several and not self._most_stale:
+        if self._several_trainers and not self._most_stale:
             return False
         return self._period.pushes_before(before, pushed=pushed) == 0
 

@@ -122,19 +122,14 @@ class Program:
         ]
 
     def arguments(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-        """Run the prologue without gradients, and return the arguments of the operator of each call.
+        """Run the prologue, and return the arguments of the operator of each call.
 
         Raises:
             Exception: whatever the prologue's local work raises.
         """
         if self._arguments_of is None:
             return ()
-        before = torch.is_grad_enabled()
-        torch.set_grad_enabled(False)
-        try:
-            found: tuple[tuple[Any, ...], ...] = self._arguments_of(self.module, *values)
-        finally:
-            torch.set_grad_enabled(before)
+        found: tuple[tuple[Any, ...], ...] = self._arguments_of(self.module, *values)
         return found
 
     def _value(self, source: Source, values: Sequence[Any]) -> Any:

@@ -585,10 +585,9 @@ class _TakenBatch(BatchInFlight):
             self._made_again()
             return super()._receive()
         assert self.future is not None  # noqa: S101 - it was sent
-        try:
-            landed: Sequence[Any] | None = self.future.wait()
-        except Exception:  # noqa: BLE001 - the single calls raise the error
-            landed = None
+        landed: Sequence[Any] | None = None
+        with suppress(Exception):  # the single calls raise the error
+            landed = self.future.wait()
         DEADLINES.forget(self.future)
         if landed and self._merged is not None and not any(map(batch.failed, landed)):
             landed = self._merged(landed)

@@ -304,10 +304,9 @@ class CapturedModule(MirroredModule):
         """Run the graph with the results of calls that were made ahead of it, if there are any."""
         if torch.compiler.is_dynamo_compiling() or is_compiled():
             return self._run(args, kwargs, grad_enabled=grad_enabled)
-        runs = self._what_runs()
-        generated = ahead.over(self, self._generated(runs[1]), args, kwargs)
+        generated = ahead.over(self, self._generated(self._what_runs()[1]), args, kwargs)
         try:
-            return self._run(args, kwargs, grad_enabled=grad_enabled, runs=runs, generated=generated)
+            return self._run(args, kwargs, grad_enabled=grad_enabled, generated=generated)
         finally:
             ahead.ended()
 
@@ -317,7 +316,6 @@ class CapturedModule(MirroredModule):
         kwargs: Mapping[str, Any],
         *,
         grad_enabled: bool,
-        runs: tuple[GraphModule, GraphModule] | None = None,
         generated: Callable[..., Any] | None = None,
     ) -> Any:
         """Run the graph; an error is the one that the blocking program would have raised.
@@ -326,13 +324,11 @@ class CapturedModule(MirroredModule):
             args: positional arguments of the forward.
             kwargs: keyword arguments of the forward.
             grad_enabled: the grad mode of the caller.
-            runs: what `_what_runs` has just returned, if it was asked.
             generated: the generated forward over other globals; None is the forward itself.
         """
         state = self._fxlib
-        # Dynamo follows modules alone, and compiles.
-        followed = runs is None and (torch.compiler.is_dynamo_compiling() or is_compiled())
-        plain, program = runs or ((self, self) if followed else self._what_runs())
+        followed = torch.compiler.is_dynamo_compiling() or is_compiled()  # dynamo follows modules alone, and compiles
+        plain, program = (self, self) if followed else self._what_runs()
         if generated is None:
             generated = self._generated(program)
         state.conditions.python.ask_caches()
