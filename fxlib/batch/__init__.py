@@ -26,8 +26,8 @@ from torch.distributed.rpc import internal
 from fxlib.batch.autograd_context import in_autograd_context as in_autograd_context
 from fxlib.batch.isolation import as_sent, isolated, sendable
 from fxlib.batch.known_rows import KnownRows as KnownRows
+from fxlib.batch.pace import LONG_S, Look, Pace
 from fxlib.batch.pace import THREADS as THREADS
-from fxlib.batch.pace import Pace
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 """A function, its positional arguments, and its keyword arguments."""
@@ -41,7 +41,7 @@ _PACES: defaultdict[Callable[..., Any], Pace] = defaultdict(Pace)
 """The pace of each function whose calls came in batches."""
 _LOCK = threading.Lock()
 _running = 0
-"""Number of calls of batches that run now; a thread that changes it holds `_LOCK`."""
+"""Number of threads that run calls of batches now; a thread that changes it holds `_LOCK`."""
 
 
 def run(calls: Sequence[Call]) -> list[Any]:
@@ -52,9 +52,9 @@ def run(calls: Sequence[Call]) -> list[Any]:
     distributed autograd context belongs to one thread: inside of it, all calls run in the calling thread, in order.
     """
     calls = isolated(calls)
-    if len(calls) < 2 or in_autograd_context():
+    if len(calls) < 2:
         with _Batch(_counter()):
-            return isolated([_landed(_outcome(call)) for call in calls])
+            return [_landed(_outcome(call)) for call in calls]
     return isolated(_Shared(calls).run())
 
 
@@ -75,7 +75,7 @@ def run_in_order(calls: Sequence[Call], limit_s: float = 0.0) -> list[Any]:
             outcome = _landed(_outcome(call))
             if 0.0 < limit_s < time.perf_counter() - start:
                 outcome = _timed_out(limit_s)
-            elif not failed(outcome):
+            elif not failed(outcome) and outcome is not None:
                 outcome = _outcome((as_sent if count < len(calls) else sendable, (outcome,), {}))
             outcomes.append(outcome)
             if failed(outcome):
@@ -155,8 +155,8 @@ def position_in_message() -> int:
 
 
 def side_by_side() -> bool:
-    """Return whether the calls of the running batch run side by side, and not one after another."""
-    return _THREAD.shared
+    """Return whether the calls of the running batch may run side by side, and need not run one after another."""
+    return _THREAD.shared and not in_autograd_context()
 
 
 class _Thread(threading.local):
@@ -187,12 +187,19 @@ class _Shared:
         self._outcomes: list[Any] = [None] * len(calls)
         self._paces = [_PACES[_timed_as(call)] for call in calls]
         self._needed = {pace: pace.threads() for pace in set(self._paces)}
+        if max(self._needed.values()) > 1 and in_autograd_context():
+            self._needed = dict.fromkeys(self._needed, 1)
         in_turn = [index for index, pace in enumerate(self._paces) if self._needed[pace] == 1]
         shared = [index for index, pace in enumerate(self._paces) if self._needed[pace] > 1]
         self._in_turn = _Queue(in_turn, threads=1)
         """Calls that run one after another, until one of them shows that threads are worth it."""
         self._side_by_side = _Queue(shared, threads=0 if in_turn else 1)
+        self._unseen = {self._paces[index] for index in in_turn}
+        """Paces of the calls in turn, without those of which one has run."""
+        self._look: Look
+        """The last look at the clocks by the thread that runs the calls in turn."""
         self._left = len(calls)
+        """Number of calls that are not known to have run; a thread that changes it holds `_LOCK`."""
         self._ended: BaseException | None = None
         """The exception that would end a thread of the pool; it answers no call, and the whole batch raises it."""
         self._asked = _counter()
@@ -201,9 +208,11 @@ class _Shared:
         self._unfinished.acquire()
 
     def run(self) -> list[Any]:
-        self._share(self._side_by_side, max(self._needed.values()))
+        if self._side_by_side.indices:
+            self._share(self._side_by_side, max(self._needed.values()))
         self._work(self._in_turn)
-        self._work(self._side_by_side)
+        if self._side_by_side.indices:
+            self._work(self._side_by_side)
         self._unfinished.acquire()
         for pace, needed in self._needed.items():
             if needed == 1:
@@ -220,35 +229,52 @@ class _Shared:
             _helpers().put(functools.partial(self._work, queue))
 
     def _work(self, queue: _Queue) -> None:
+        global _running  # noqa: PLW0603 - the threads of all batches of this process
+        done = 0
+        with _LOCK:
+            _running += 1
         with _Batch(self._asked, shared=True):
             while queue.indices:
                 try:
                     index = queue.indices.popleft()
                 except IndexError:
-                    return
-                needed = self._run(index, by_itself=queue is self._in_turn and queue.threads == 1)
-                if needed > queue.threads:
+                    break
+                by_itself = queue is self._in_turn and queue.threads == 1
+                needed = self._run_by_itself(index) if by_itself else self._paces[index].ran(self._run(index))
+                done += 1
+                if needed > queue.threads and not in_autograd_context():
                     self._share(queue, needed)
-
-    def _run(self, index: int, *, by_itself: bool) -> int:
-        """Run one call; return how many threads are worth it for those behind it."""
-        global _running  # noqa: PLW0603 - the calls of all batches of this process
         with _LOCK:
-            _running = running = _running + 1
-        start, worked = time.perf_counter(), time.thread_time()
+            _running -= 1
+            self._left -= done
+            if done and not self._left:
+                self._unfinished.release()
+
+    def _run_by_itself(self, index: int) -> int:
+        """Run one call while no other one of the batch runs; return how many threads are worth it for those behind it.
+
+        The clocks are looked at around the first call of each function, and after one that lasts long. To look around
+        each call would take a server 10 us more for each, since it has done something else since the last message.
+        """
+        pace, running = self._paces[index], _running
+        is_first = pace in self._unseen
+        if is_first:
+            self._unseen.remove(pace)
+            self._look = Look()
+        lasted_s = self._run(index)
+        if lasted_s < LONG_S and not is_first:
+            return 1
+        since, self._look = self._look, Look()
+        return pace.ran_by_itself(lasted_s, self._look.waited_s(since), max(running, _running))
+
+    def _run(self, index: int) -> float:
+        """Run one call; return how long it lasted, in seconds."""
+        start = time.perf_counter()
         try:
             self._outcomes[index] = _outcome(self._calls[index])
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._ended = error
-        lasted_s, works_s = time.perf_counter() - start, time.thread_time() - worked
-        with _LOCK:
-            running = max(running, _running)
-            _running -= 1
-            self._left -= 1
-            if not self._left:
-                self._unfinished.release()
-        pace = self._paces[index]
-        return pace.ran_by_itself(lasted_s, works_s, running) if by_itself else pace.ran(lasted_s)
+        return time.perf_counter() - start
 
 
 def _timed_as(call: Call) -> Callable[..., Any]:

@@ -49,13 +49,16 @@ def _nothing_twice(values: Sequence[object]) -> bool:
     while ahead:
         value = ahead.pop()
         kind = type(value)
-        if kind in _CONTAINERS or _is_named_tuple(value):
+        if kind is tuple:  # what it holds is met again if it is
+            ahead.extend(value)
+            continue
+        if kind in _PLAIN:
+            continue
+        if kind is torch.Tensor and value.layout is torch.strided:
+            key = value.untyped_storage()._cdata
+        elif kind in _CONTAINERS or _is_named_tuple(value):
             key = id(value)
             ahead.extend(value.values() if isinstance(value, dict) else value)
-        elif kind is torch.Tensor and value.layout is torch.strided:
-            key = value.untyped_storage()._cdata
-        elif kind in _PLAIN:
-            continue
         elif kind is KnownRows:
             key = id(value)
             ahead.extend(value.tensors)
@@ -153,6 +156,8 @@ def as_sent(value: Any) -> Any:
         return value
     if type(value) is torch.Tensor:
         return copied(value, {})
+    if type(value) is list and _SENT_AS_IT_IS.issuperset(map(type, value)):
+        return list(value)
     serialized, tensors = _serialized(value)
     memo: dict[int, Any] = {}
     return internal.deserialize(serialized, [copied(each, memo) for each in tensors])

@@ -7,7 +7,8 @@ the size of a thread pool in B. Goetz et al., "Java Concurrency in Practice", 8.
 of the processors where calls work briefly. `python -m benchmarks.side_by_side` measures it.
 
 How long a call waits shows when it runs by itself. So the first call of a batch does so now and then, and seldom where
-that made others wait. Once a call has lasted long, whatever is usual, all those behind it run side by side, so that a
+that made others wait. Of calls that run one after another, the first of each function shows it, and any that lasts
+long. Once a call has lasted long, whatever is usual, all those behind it run side by side, so that a
 message takes no longer than one such call more than if none had waited for another.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections import deque
 
 from fxlib.utils.hardware import cores
@@ -37,8 +39,21 @@ _FORGET = 1.1
 """Factor by which the shortest duration seen grows with each later call."""
 _LATEST = 3
 """Number of calls of which the briefest counts as usual: another one may be longer because its core was taken away."""
-_LONG_S = 1e-3
+LONG_S = 1e-3
 """Time in seconds for which a call that usually works may wait before those behind it run side by side."""
+
+
+class Look:
+    """What the clocks say now, of time and of the processor time of the calling thread, in seconds."""
+
+    __slots__ = ("_time_s", "_worked_s")
+
+    def __init__(self) -> None:
+        self._time_s, self._worked_s = time.perf_counter(), time.thread_time()
+
+    def waited_s(self, since: Look) -> float:
+        """Return how long the thread has taken no processor time since an earlier look."""
+        return (self._time_s - since._time_s) - (self._worked_s - since._worked_s)
 
 
 class Pace:
@@ -72,20 +87,21 @@ class Pace:
         self._shortest_s = min(lasted_s, _FORGET * self._shortest_s)
         return THREADS if lasted_s >= _SURELY_S else 1
 
-    def ran_by_itself(self, lasted_s: float, works_s: float, running: int) -> int:
+    def ran_by_itself(self, lasted_s: float, waited_s: float, running: int) -> int:
         """Note how a call spent its time; return how many threads are worth it for those behind it.
 
         Args:
             lasted_s: how long it lasted, in seconds.
-            works_s: the processor time that it took, in seconds.
-            running: number of calls of this process that ran at that time, of other batches, too; each of the others is
-                taken to have held the interpreter's lock for as long as this one.
+            waited_s: how long its thread has taken no processor time since the look before, in seconds.
+            running: number of threads of this process that ran calls at that time, of other batches, too; each of the
+                others is taken to have held the interpreter's lock for as long as this one took processor time.
         """
+        works_s = max(0.0, lasted_s - waited_s)
         waits_s = max(0.0, lasted_s - running * works_s)
         self._by_themselves.append((waits_s, works_s))
         usual = self._needed()
         long = self.ran(lasted_s)
-        return THREADS if usual == 1 and waits_s >= _LONG_S else max(usual, long)
+        return THREADS if usual == 1 and waits_s >= LONG_S else max(usual, long)
 
     def _needed(self) -> int:
         if not self._by_themselves:

@@ -48,6 +48,13 @@ def slow(seconds: float) -> float:
 
 
 @remote(reads="table")
+def thread_after(seconds: float) -> tuple[int, bool]:
+    """Return the thread that runs this, and whether it may run beside the others of its message."""
+    time.sleep(seconds)
+    return threading.get_ident(), batch.side_by_side()
+
+
+@remote(reads="table")
 def slow_in_turn(calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> list[float]:
     LOG.append(f"slow_in_turn of {len(calls)}")
     return [slow(*args) for args, _ in calls]

@@ -191,6 +191,18 @@ def test_gradients_of_distributed_autograd_flow_through_a_batch() -> None:
     assert torch.allclose(remote, weight.grad)
 
 
+@pytest.mark.parametrize("before_s", [0.0, 0.02])
+def test_in_a_context_of_distributed_autograd_calls_that_wait_run_in_one_thread(before_s: float) -> None:
+    for _ in range(5):
+        before = ask(*[(functions.thread_after, before_s)] * 3)
+    assert not before_s or len({thread for thread, _ in before}) > 1
+    assert all(beside for _, beside in before)
+    with dist_autograd.context():
+        found = ask(*[(functions.thread_after, 0.02)] * 3)
+    assert len({thread for thread, _ in found}) == 1
+    assert not any(beside for _, beside in found)
+
+
 def attached_to_one_argument(x: torch.Tensor) -> list[tuple[Any, ...]]:
     return [(functions.attached, x), (functions.attached, x), (functions.attached, x * 2)]
 

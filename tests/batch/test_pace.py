@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -16,7 +17,8 @@ def known(*ran: tuple[float, float], running: int = 1) -> Pace:
     """Return the pace of a function whose calls ran by themselves: how long each waited and worked, in ms."""
     made = Pace()
     for waited_ms, worked_ms in ran:
-        made.ran_by_itself((waited_ms + running * worked_ms) / 1e3, worked_ms / 1e3, running)
+        idle_ms = waited_ms + (running - 1) * worked_ms
+        made.ran_by_itself((idle_ms + worked_ms) / 1e3, idle_ms / 1e3, running)
     return made
 
 
@@ -82,16 +84,16 @@ def test_calls_that_come_to_last_longer_are_looked_at_soon() -> None:
 
 def test_a_call_whose_core_was_taken_away_changes_nothing() -> None:
     of = known((0.0, 0.25), (0.0, 0.25))
-    assert of.ran_by_itself(1e-3, 0.25e-3, 1) == 1
+    assert of.ran_by_itself(1e-3, 0.75e-3, 1) == 1
     of.looked(in_turn=False)
     assert of.threads() == 1
 
 
 def test_all_behind_a_call_that_lasts_long_run_side_by_side() -> None:
-    assert known((0.0, 0.25), (0.0, 0.25)).ran_by_itself(5e-3, 0.25e-3, 1) == THREADS
+    assert known((0.0, 0.25), (0.0, 0.25)).ran_by_itself(5e-3, 4.75e-3, 1) == THREADS
     of = known((0.5, 0.25), (0.5, 0.25))
-    assert of.ran_by_itself(2e-3, 0.25e-3, 1) == 3
-    assert of.ran_by_itself(1.0, 0.25e-3, 1) == THREADS
+    assert of.ran_by_itself(2e-3, 1.75e-3, 1) == 3
+    assert of.ran_by_itself(1.0, 0.99975, 1) == THREADS
     assert of.ran(1.0) == THREADS
     assert of.ran(2e-3) == 1
 
@@ -103,8 +105,9 @@ def work_and_wait(work_s: float, wait_s: float) -> None:
     time.sleep(wait_s)
 
 
+@pytest.mark.parametrize("as_usual", [0, 1, 3])
 @pytest.mark.parametrize("usual_wait_s", [0.0, 0.0005, 0.002])
-def test_a_message_whose_calls_come_to_stall_takes_two_of_them_at_most(usual_wait_s: float) -> None:
+def test_a_message_whose_calls_come_to_stall_takes_two_of_them_at_most(usual_wait_s: float, as_usual: int) -> None:
     def took_s() -> float:
         def calls(wait_s: float) -> list[batch.Call]:
             return [(work_and_wait, (0.00025, wait_s), {}) for _ in range(13)]
@@ -112,7 +115,7 @@ def test_a_message_whose_calls_come_to_stall_takes_two_of_them_at_most(usual_wai
         for _ in range(6):
             batch.run(calls(usual_wait_s))
         start = time.perf_counter()
-        batch.run(calls(0.2))
+        batch.run([*calls(usual_wait_s)[:as_usual], *calls(0.2)[as_usual:]])
         return time.perf_counter() - start
 
     assert undisturbed(took_s, lambda seconds: seconds < 0.5) < 0.5
@@ -139,3 +142,34 @@ def test_waiting_for_the_interpreter_is_no_reason_for_more_threads() -> None:
 def test_calls_that_come_to_wait_are_shared() -> None:
     of = known((0.0, 0.25), (0.5, 0.25), (0.5, 0.25))
     assert of.ran_by_itself(0.75e-3, 0.25e-3, 1) == 3
+
+
+def test_a_call_that_lasts_long_shows_it_though_the_first_of_its_message_was_brief() -> None:
+    def took_s() -> float:
+        for _ in range(6):
+            batch.run([(work_and_wait, (0.00025, 0.0), {}) for _ in range(13)])
+        start = time.perf_counter()
+        batch.run([(work_and_wait, (0.00025, 0.0), {}), *[(work_and_wait, (0.0001, 0.008), {}) for _ in range(12)]])
+        return time.perf_counter() - start
+
+    assert undisturbed(took_s, lambda seconds: seconds < 0.06) < 0.06
+
+
+_THREADS: list[int] = []
+
+
+def wait_in_its_thread() -> None:
+    _THREADS.append(threading.get_ident())
+    time.sleep(0.003)
+
+
+def test_two_calls_that_wait_seldom_run_in_turn_for_a_look_at_one() -> None:
+    def apart() -> int:
+        found = 0
+        for _ in range(40):
+            _THREADS.clear()
+            batch.run([(wait_in_its_thread, (), {})] * 2)
+            found += len(set(_THREADS)) == 2
+        return found
+
+    assert undisturbed(apart, lambda count: count >= 30) >= 30
