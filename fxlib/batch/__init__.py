@@ -233,22 +233,24 @@ class _Shared:
         done = 0
         with _LOCK:
             _running += 1
-        with _Batch(self._asked, shared=True):
-            while queue.indices:
-                try:
-                    index = queue.indices.popleft()
-                except IndexError:
-                    break
-                by_itself = queue is self._in_turn and queue.threads == 1
-                needed = self._run_by_itself(index) if by_itself else self._paces[index].ran(self._run(index))
-                done += 1
-                if needed > queue.threads and not in_autograd_context():
-                    self._share(queue, needed)
-        with _LOCK:
-            _running -= 1
-            self._left -= done
-            if done and not self._left:
-                self._unfinished.release()
+        try:
+            with _Batch(self._asked, shared=True):
+                while queue.indices:
+                    try:
+                        index = queue.indices.popleft()
+                    except IndexError:
+                        break
+                    by_itself = queue is self._in_turn and queue.threads == 1
+                    needed = self._run_by_itself(index) if by_itself else self._paces[index].ran(self._run(index))
+                    done += 1
+                    if needed > queue.threads and not in_autograd_context():
+                        self._share(queue, needed)
+        finally:
+            with _LOCK:
+                _running -= 1
+                self._left -= done
+                if done and not self._left:
+                    self._unfinished.release()
 
     def _run_by_itself(self, index: int) -> int:
         """Run one call while no other one of the batch runs; return how many threads are worth it for those behind it.

@@ -28,6 +28,8 @@ _PLAIN = frozenset(
     | {torch.dtype, torch.device, torch.Size, rpc.WorkerInfo, rpc.PyRRef, rpc.RRef, internal.RemoteException}
 )
 """Classes of values through which nobody sees what another one writes."""
+_EMPTY: tuple[()] = ()
+"""The one empty tuple of a process."""
 
 
 def isolated(values: Sequence[Value]) -> list[Value]:
@@ -49,10 +51,7 @@ def _nothing_twice(values: Sequence[object]) -> bool:
     while ahead:
         value = ahead.pop()
         kind = type(value)
-        if kind is tuple:  # what it holds is met again if it is
-            ahead.extend(value)
-            continue
-        if kind in _PLAIN:
+        if kind in _PLAIN or value is _EMPTY:
             continue
         if kind is torch.Tensor and value.layout is torch.strided:
             key = value.untyped_storage()._cdata
@@ -72,11 +71,18 @@ def _nothing_twice(values: Sequence[object]) -> bool:
 
 def _is_seen_through(value: object) -> bool:
     """Return whether `_Own` looks into everything that a value holds."""
-    kind = type(value)
-    if kind in _CONTAINERS or _is_named_tuple(value):
-        held: Any = value
-        return all(map(_is_seen_through, held.values() if isinstance(value, dict) else held))
-    return kind in _PLAIN or kind is torch.Tensor or kind is torch.nn.Parameter
+    met: set[int] = set()
+    ahead: list[Any] = [value]
+    while ahead:
+        each = ahead.pop()
+        kind = type(each)
+        if kind in _CONTAINERS or _is_named_tuple(each):
+            if id(each) not in met:  # a few tuples in tuples may stand for more values than anybody could look at
+                met.add(id(each))
+                ahead.extend(each.values() if isinstance(each, dict) else each)
+        elif not (kind in _PLAIN or kind is torch.Tensor or kind is torch.nn.Parameter):
+            return False
+    return True
 
 
 def _independent(value: Value) -> Value:

@@ -13,7 +13,7 @@ import torch
 from torch.distributed import rpc
 
 from fxlib.batch import KnownRows
-from fxlib.batch.isolation import isolated
+from fxlib.batch.isolation import _nothing_twice, isolated
 
 Pair = namedtuple("Pair", "whole, part")  # noqa: PYI024 - as a server might return
 
@@ -127,3 +127,22 @@ def test_what_nobody_can_write_to_stays_the_same_object() -> None:
         first, second = isolated([[each], [each]])
         assert first[0] is each
         assert second[0] is each
+
+
+def test_tuples_that_hold_one_another_many_times_are_looked_at_once() -> None:
+    x = torch.zeros(2)
+    nested: tuple[Any, ...] = (x,)
+    for _ in range(60):
+        nested = (nested, nested)
+    first, second = isolated([nested, nested])
+    while isinstance(first, tuple):
+        assert first[0] is first[-1]
+        first, second = first[0], second[0]
+    first.add_(1)
+    assert second.tolist() == [0.0, 0.0]
+
+
+def test_calls_without_arguments_have_nothing_in_common() -> None:
+    values: list[Any] = [((), {}), ((), {})]
+    assert _nothing_twice(values)
+    assert not _nothing_twice([((1,), values), ((1,), values)])
