@@ -44,7 +44,7 @@ LONG_S = 1e-3
 
 
 class Look:
-    """What the clocks say now, of time and of the processor time of the calling thread, in seconds."""
+    """The time, and the processor time of the calling thread, at the moment at which the object is made."""
 
     __slots__ = ("_time_s", "_worked_s")
 
