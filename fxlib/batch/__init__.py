@@ -26,7 +26,7 @@ from torch.distributed.rpc import internal
 from fxlib.batch.autograd_context import in_autograd_context as in_autograd_context
 from fxlib.batch.isolation import as_sent, isolated, sendable
 from fxlib.batch.known_rows import KnownRows as KnownRows
-from fxlib.batch.pace import LONG_S, Look, Pace
+from fxlib.batch.pace import BRIEF_S, LONG_S, Look, Pace
 from fxlib.batch.pace import THREADS as THREADS
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
@@ -52,9 +52,9 @@ def run(calls: Sequence[Call]) -> list[Any]:
     distributed autograd context belongs to one thread: inside of it, all calls run in the calling thread, in order.
     """
     calls = isolated(calls)
-    if len(calls) < 2:
+    if len(calls) < 2 or in_autograd_context():
         with _Batch(_counter()):
-            return [_landed(_outcome(call)) for call in calls]
+            return isolated([_landed(_outcome(call)) for call in calls])
     return isolated(_Shared(calls).run())
 
 
@@ -156,7 +156,7 @@ def position_in_message() -> int:
 
 def side_by_side() -> bool:
     """Return whether the calls of the running batch may run side by side, and need not run one after another."""
-    return _THREAD.shared and not in_autograd_context()
+    return _THREAD.shared
 
 
 class _Thread(threading.local):
@@ -187,15 +187,13 @@ class _Shared:
         self._outcomes: list[Any] = [None] * len(calls)
         self._paces = [_PACES[_timed_as(call)] for call in calls]
         self._needed = {pace: pace.threads() for pace in set(self._paces)}
-        if max(self._needed.values()) > 1 and in_autograd_context():
-            self._needed = dict.fromkeys(self._needed, 1)
         in_turn = [index for index, pace in enumerate(self._paces) if self._needed[pace] == 1]
         shared = [index for index, pace in enumerate(self._paces) if self._needed[pace] > 1]
         self._in_turn = _Queue(in_turn, threads=1)
         """Calls that run one after another, until one of them shows that threads are worth it."""
         self._side_by_side = _Queue(shared, threads=0 if in_turn else 1)
         self._unseen = {self._paces[index] for index in in_turn}
-        """Paces of the calls in turn, without those of which one has run."""
+        """Paces of the calls in turn of which the next call is to be looked at."""
         self._look: Look
         """The last look at the clocks by the thread that runs the calls in turn."""
         self._left = len(calls)
@@ -243,7 +241,7 @@ class _Shared:
                     by_itself = queue is self._in_turn and queue.threads == 1
                     needed = self._run_by_itself(index) if by_itself else self._paces[index].ran(self._run(index))
                     done += 1
-                    if needed > queue.threads and not in_autograd_context():
+                    if needed > queue.threads:
                         self._share(queue, needed)
         finally:
             with _LOCK:
@@ -253,18 +251,21 @@ class _Shared:
                     self._unfinished.release()
 
     def _run_by_itself(self, index: int) -> int:
-        """Run one call while no other one of the batch runs; return how many threads are worth it for those behind it.
+        """Run one of the calls in turn; return how many threads are worth it for those behind it.
 
-        The clocks are looked at around the first call of each function, and after one that lasts long. To look around
-        each call would take a server 10 us more for each, since it has done something else since the last message.
+        The processor time of the first call of each function is taken, of each one behind a call that was not brief,
+        and of one that lasts long. To take it of each would cost a server 10 us more for each, since it has done
+        something else since the last message.
         """
         pace, running = self._paces[index], _running
-        is_first = pace in self._unseen
-        if is_first:
+        looked_at = pace in self._unseen
+        if looked_at:
             self._unseen.remove(pace)
             self._look = Look()
         lasted_s = self._run(index)
-        if lasted_s < LONG_S and not is_first:
+        if lasted_s >= BRIEF_S:
+            self._unseen.add(pace)
+        if lasted_s < LONG_S and not looked_at:
             return 1
         since, self._look = self._look, Look()
         return pace.ran_by_itself(lasted_s, self._look.waited_s(since), max(running, _running))

@@ -7,9 +7,9 @@ the size of a thread pool in B. Goetz et al., "Java Concurrency in Practice", 8.
 of the processors where calls work briefly. `python -m benchmarks.side_by_side` measures it.
 
 How long a call waits shows when it runs by itself. So the first call of a batch does so now and then, and seldom where
-that made others wait. Of calls that run one after another, the first of each function shows it, and any that lasts
-long. Once a call has lasted long, whatever is usual, all those behind it run side by side, so that a
-message takes no longer than one such call more than if none had waited for another.
+that made others wait. Of calls that run one after another, the first of each function shows it, one behind a call that
+was not brief, and any that lasts long. Once a call has lasted long, whatever is usual, all those behind it run side by
+side, so that a message takes no longer than one such call more than if none had waited for another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fxlib.utils.hardware import cores
 THREADS = 16
 """Number of threads that share the calls of all batches of this process, besides those that received the batches; an
 RPC agent has as many."""
-_BRIEF_S = 2e-4
+BRIEF_S = 2e-4
 """Duration of a call, in seconds, below which it is not worth waking a thread for it."""
 _SURELY_S = 1e-2
 """Duration of a call, in seconds, from which on others like it run side by side without a look: no lock explains it."""
@@ -107,7 +107,7 @@ class Pace:
         if not self._by_themselves:
             return THREADS
         waits_s, works_s = self._usual()
-        if waits_s + works_s < _BRIEF_S:
+        if waits_s + works_s < BRIEF_S:
             return 1
         busy = _cores() if works_s >= _WORKS_S else 1
         return min(THREADS, round(busy * (1 + waits_s / max(works_s, 1e-6))))

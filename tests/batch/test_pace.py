@@ -173,3 +173,18 @@ def test_two_calls_that_wait_seldom_run_in_turn_for_a_look_at_one() -> None:
         return found
 
     assert undisturbed(apart, lambda count: count >= 30) >= 30
+
+
+@pytest.mark.parametrize("brief", [1, 2])
+def test_calls_that_wait_are_shared_though_the_first_of_each_message_are_brief(brief: int) -> None:
+    def took_s() -> float:
+        calls: list[batch.Call] = [(work_and_wait, (0.00002, 0.0), {})] * brief
+        calls += [(work_and_wait, (0.0001, 0.0006), {})] * (13 - brief)
+        spent = []
+        for _ in range(25):
+            start = time.perf_counter()
+            batch.run(calls)
+            spent.append(time.perf_counter() - start)
+        return sorted(spent)[12]
+
+    assert undisturbed(took_s, lambda seconds: seconds < 0.007) < 0.007
