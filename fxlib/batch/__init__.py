@@ -75,7 +75,7 @@ def run_in_order(calls: Sequence[Call], limit_s: float = 0.0) -> list[Any]:
             outcome = _landed(_outcome(call))
             if 0.0 < limit_s < time.perf_counter() - start:
                 outcome = _timed_out(limit_s)
-            elif not failed(outcome) and outcome is not None:
+            elif not failed(outcome):
                 outcome = _outcome((as_sent if count < len(calls) else sendable, (outcome,), {}))
             outcomes.append(outcome)
             if failed(outcome):
@@ -192,7 +192,7 @@ class _Shared:
         self._in_turn = _Queue(in_turn, threads=1)
         """Calls that run one after another, until one of them shows that threads are worth it."""
         self._side_by_side = _Queue(shared, threads=0 if in_turn else 1)
-        self._unseen = {self._paces[index] for index in in_turn}
+        self._to_look_at = {self._paces[index] for index in in_turn}
         """Paces of the calls in turn of which the next call is to be looked at."""
         self._look: Look
         """The last look at the clocks by the thread that runs the calls in turn."""
@@ -206,11 +206,9 @@ class _Shared:
         self._unfinished.acquire()
 
     def run(self) -> list[Any]:
-        if self._side_by_side.indices:
-            self._share(self._side_by_side, max(self._needed.values()))
+        self._share(self._side_by_side, max(self._needed.values()))
         self._work(self._in_turn)
-        if self._side_by_side.indices:
-            self._work(self._side_by_side)
+        self._work(self._side_by_side)
         self._unfinished.acquire()
         for pace, needed in self._needed.items():
             if needed == 1:
@@ -254,17 +252,16 @@ class _Shared:
         """Run one of the calls in turn; return how many threads are worth it for those behind it.
 
         The processor time of the first call of each function is taken, of each one behind a call that was not brief,
-        and of one that lasts long. To take it of each would cost a server 10 us more for each, since it has done
-        something else since the last message.
+        and of one that lasts long. Asking for it takes a server long beside a brief call.
         """
         pace, running = self._paces[index], _running
-        looked_at = pace in self._unseen
+        looked_at = pace in self._to_look_at
         if looked_at:
-            self._unseen.remove(pace)
+            self._to_look_at.remove(pace)
             self._look = Look()
         lasted_s = self._run(index)
         if lasted_s >= BRIEF_S:
-            self._unseen.add(pace)
+            self._to_look_at.add(pace)
         if lasted_s < LONG_S and not looked_at:
             return 1
         since, self._look = self._look, Look()

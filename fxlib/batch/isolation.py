@@ -28,8 +28,6 @@ _PLAIN = frozenset(
     | {torch.dtype, torch.device, torch.Size, rpc.WorkerInfo, rpc.PyRRef, rpc.RRef, internal.RemoteException}
 )
 """Classes of values through which nobody sees what another one writes."""
-_EMPTY: tuple[()] = ()
-"""The one empty tuple of a process."""
 
 
 def isolated(values: Sequence[Value]) -> list[Value]:
@@ -51,7 +49,7 @@ def _nothing_twice(values: Sequence[object]) -> bool:
     while ahead:
         value = ahead.pop()
         kind = type(value)
-        if kind in _PLAIN or value is _EMPTY:
+        if kind in _PLAIN or (kind is tuple and not value):  # a process has one empty tuple
             continue
         if kind is torch.Tensor and value.layout is torch.strided:
             key = value.untyped_storage()._cdata

@@ -141,7 +141,7 @@ def test_waiting_for_the_interpreter_is_no_reason_for_more_threads() -> None:
 
 def test_calls_that_come_to_wait_are_shared() -> None:
     of = known((0.0, 0.25), (0.5, 0.25), (0.5, 0.25))
-    assert of.ran_by_itself(0.75e-3, 0.25e-3, 1) == 3
+    assert of.ran_by_itself(0.75e-3, 0.5e-3, 1) == 3
 
 
 def test_a_call_that_lasts_long_shows_it_though_the_first_of_its_message_was_brief() -> None:
