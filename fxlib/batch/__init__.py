@@ -110,6 +110,11 @@ def failed(outcome: Any) -> bool:
     return isinstance(outcome, Failure)
 
 
+def any_failed(outcomes: Iterable[Any]) -> bool:
+    """Return whether any of several outcomes is an error."""
+    return Failure in map(type, outcomes)
+
+
 def result(outcome: Any) -> Any:
     """Return the result that an outcome holds.
 

@@ -437,7 +437,7 @@ class ModuleAhead(LeavesPushes):
     def _leave(self, request: Request, *, stale: bool) -> None:
         """Make a call; if pushes were left in flight, it may run beside them if its contract says so."""
         left = self._left
-        if left is None or not request.is_concurrent or (request.rows is None and not stale):
+        if left is None or not request.call.concurrent or (request.rows is None and not stale):
             request.make(stale=stale)
             return
         request.make(beside=left.writes, stale=stale)
@@ -459,7 +459,7 @@ class ModuleAhead(LeavesPushes):
         if request.rows is not None or not request.is_behind_push:
             return False
         in_flight = self._left is not None
-        if in_flight and not request.is_concurrent:
+        if in_flight and not request.call.concurrent:
             return False
         return 0 < in_flight + self._period.pushes_before(before, pushed=pushed) <= self._most_stale
 

@@ -123,11 +123,6 @@ class Request:
         """Whether a push of its module writes a state that it reads."""
         return self.call.way in (Way.BEHIND_PUSH, Way.BY_KEYS)
 
-    @property
-    def is_concurrent(self) -> bool:
-        """Whether it may run concurrently with pushes to what it reads."""
-        return all(each is not None and each.concurrent for each in self.call.contracts)
-
     def make(self, beside: Collection[object] = (), *, stale: bool = False) -> None:
         """Make the call now, unless a write in flight other than those in `beside` may change what it reads.
 
@@ -174,7 +169,7 @@ class Request:
             updates: the known results of the pushes on rows.
         """
         if self.rows is None or self.state is not State.IN_FLIGHT:
-            if not self.is_concurrent:
+            if not self.call.concurrent:
                 self._await()
             self.park()
             return
@@ -210,7 +205,7 @@ class Request:
                 return False
             self.missed += 1
             self._is_counted = True
-            if not self.is_concurrent:
+            if not self.call.concurrent:
                 self._await()
         return True
 
@@ -288,7 +283,7 @@ class Request:
 
     def make_way(self, states: frozenset[ServerState]) -> None:
         """Wait for its messages before a write, if it may not run beside one that changes what it reads."""
-        if (self._future or self._others) and not self.is_concurrent and meet(self.call.reads, states):
+        if (self._future or self._others) and not self.call.concurrent and meet(self.call.reads, states):
             self._await()
 
     def _futures(self) -> Iterator[Any]:
@@ -445,7 +440,7 @@ def _ended_by(future: Any, end_spans: Sequence[Callable[[], None]]) -> None:
 
 
 def _succeeded(outcomes: Sequence[Any]) -> Sequence[Any]:
-    if any(map(batch.failed, outcomes)):
+    if batch.any_failed(outcomes):
         raise NotByKeys("rows could not be read again")
     return outcomes
 
@@ -589,9 +584,9 @@ class _TakenBatch(BatchInFlight):
         with suppress(Exception):  # the single calls raise the error
             landed = self.future.wait()
         DEADLINES.forget(self.future)
-        if landed and self._merged is not None and not any(map(batch.failed, landed)):
+        if landed and self._merged is not None and not batch.any_failed(landed):
             landed = self._merged(landed)
-        if landed and not any(map(batch.failed, landed)):
+        if landed and not batch.any_failed(landed):
             return list(landed)
         self._made_again()
         return self._one_by_one()

@@ -249,7 +249,7 @@ def _updated(push: Push, known: KnownRows) -> KnownRows:
     assert push.contract is not None and push.contract.update is not None  # noqa: PT018, S101 - it has a block
     name = push.contract.update
     with torch.autocast("cpu", enabled=False):
-        found: object = functions.resolve(name)(known, *push.arguments, **push.call.kwargs)
+        found: object = functions.resolve(name)(known, *push.call.arguments, **push.call.kwargs)
     if not isinstance(found, KnownRows) or len(found.tensors) != len(known.tensors):
         raise NotUpdated(f"{name} returns other rows than it was given")
     for new, old in zip(found.tensors, known.tensors, strict=True):

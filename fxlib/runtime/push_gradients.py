@@ -100,7 +100,7 @@ def drop_gradients(module: nn.Module) -> None:
 def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten], list[Ahead]]:
     """Return the tapes of a module's forwards, the modules in it that run as written, and the calls made ahead."""
     within = [each for _, each in local_modules(module)]
-    written = [found for each in within if (found := as_written(each)) is not None]
+    written = as_written(within)
     for each in written:
         each.settle()
     states = [each._fxlib for each in within if isinstance(each, CapturedModule)]

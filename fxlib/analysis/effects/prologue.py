@@ -81,6 +81,8 @@ class CallAhead:
     reads: frozenset[ServerState] = frozenset()
     contracts: tuple[Contract | None, ...] = ()
     """The contract of the call, or of each call of a batch."""
+    concurrent: bool = False
+    """Whether it may run concurrently with pushes to what it reads."""
 
     def __str__(self) -> str:
         """Return a one-line summary."""
@@ -176,6 +178,7 @@ class _Analyst:
         by_keys = bool(pushes) and not undeclared
         behind = Way.BY_KEYS if by_keys else Way.BEHIND_PUSH
         after = Reason.RUNS_BY_KEYS if by_keys else Reason.RUNS_BEHIND_PUSH
+        contracts = tuple(contract for _, contract in self._contracts_of(call))
         return CallAhead(
             node=call,
             name=call_name(call),
@@ -185,7 +188,8 @@ class _Analyst:
             remedy=f"keys= on {', '.join(undeclared)} would let it leave before the push" if undeclared else "",
             prologue=prologue,
             reads=reads,
-            contracts=tuple(contract for _, contract in self._contracts_of(call)),
+            contracts=contracts,
+            concurrent=all(each is not None and each.concurrent for each in contracts),
         )
 
     def _contracts_of(self, call: Node) -> list[tuple[str, Contract | None]]:

@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -286,9 +286,9 @@ def _is_running(caller: FrameType) -> bool:
     return frame is not None
 
 
-def as_written(module: nn.Module) -> AsWritten | None:
-    """Return the record of a model that could not be captured; None for any other module."""
-    return _TRAINED.get(module) if _TRAINED else None  # each push asks for each module, and mostly there are none
+def as_written(modules: Iterable[nn.Module]) -> list[AsWritten]:
+    """Return the records of those among some modules that could not be captured; each push asks, and mostly none is."""
+    return [found for each in modules if (found := _TRAINED.get(each)) is not None] if _TRAINED else []
 
 
 def _of_direct_call() -> _Watch | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from types import FrameType
 from typing import Any
 
@@ -47,40 +47,33 @@ class Push:
     """The function that takes the gradient; None if this process does not know it."""
     contract: Contract | None
     """The contract that the function declares."""
-
-    @property
-    def travels(self) -> bool:
-        """Whether the push may be in flight beside pushes to other servers: it touches only its own server's state."""
-        return self.call.together and self.contract is not None
-
-    @property
-    def batchable(self) -> bool:
-        """Whether the push may share a message with other pushes."""
-        return self.contract is not None and self.contract.batchable
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The positional arguments of the call, the gradient last."""
-        return (*self.call.args, self.call.gradient_of_result())
+    travels: bool
+    """Whether the push may be in flight beside pushes to other servers: it touches only its own server's state."""
+    batchable: bool
+    """Whether the push may share a message with other pushes."""
 
 
 def pushes_of(tracked: Iterable[Tracked]) -> list[Push]:
     """Return the pushes of tracked results."""
-    known: dict[str, tuple[Callable[..., Any] | None, Contract | None]] = {}
+    known: dict[str, tuple[Callable[..., Any] | None, Contract | None, bool]] = {}
     found: list[Push] = []
-    for each in tracked:
-        if each.gradient not in known:
-            known[each.gradient] = _resolved(each.gradient)
-        found.append(Push(each, operators.server_name(each.to), *known[each.gradient]))
+    for call in tracked:
+        if call.gradient not in known:
+            known[call.gradient] = _resolved(call.gradient)
+        function, contract, batchable = known[call.gradient]
+        server = operators.server_name(call.to)
+        found.append(Push(call, server, function, contract, call.together and contract is not None, batchable))
     return found
 
 
-def _resolved(gradient: str) -> tuple[Callable[..., Any] | None, Contract | None]:
+def _resolved(gradient: str) -> tuple[Callable[..., Any] | None, Contract | None, bool]:
+    """Return the function with this name, its contract, and whether that lets it share a message with others."""
     try:
         function = functions.resolve(gradient)
     except ContractError:
-        return None, None
-    return function, contract_of(function)
+        return None, None, False
+    contract = contract_of(function)
+    return function, contract, contract is not None and contract.batchable
 
 
 def _nothing() -> None:
@@ -108,9 +101,10 @@ def push_all(
     """
     # A call to this very process may touch objects that the program uses next.
     at_home = set(filter(operators.is_this_process, {push.server for push in pushes}))
+    travelling = [push.travels and push.server not in at_home for push in pushes]
     left = len(pushes)
-    for travels, each in groupby(pushes, key=lambda push: push.travels and push.server not in at_home):
-        group = list(each)
+    for travels, each in groupby(zip(travelling, pushes, strict=True), itemgetter(0)):
+        group = [push for _, push in each]
         left -= len(group)
         if travels:
             _push_side_by_side(group, recording, () if left else riders, _nothing if left else meanwhile)
@@ -122,7 +116,7 @@ def push_all(
 def _push(push: Push, recording: Recording | None) -> None:
     call = push.call
     with nullcontext() if recording is None else recording.span("push", call.gradient, push.server):
-        operators.remote_call(call.to, call.gradient, push.arguments, call.kwargs, call.timeout_s)
+        operators.remote_call(call.to, call.gradient, call.arguments, call.kwargs, call.timeout_s)
 
 
 def _push_side_by_side(
@@ -325,11 +319,9 @@ class PushMessage:
     def _send(self) -> operators.Future:
         first = self.pushes[0].call
         if len(self.pushes) == 1 and self._rider is None:
-            return operators.start_call(
-                first.to, first.gradient, self.pushes[0].arguments, first.kwargs, first.timeout_s
-            )
-        together = len(self._chains) == 1
-        sent = _as_one(self.pushes) if together else (batch.run, ([_as_one(chain) for chain in self._chains],), {})
+            return operators.start_call(first.to, first.gradient, first.arguments, first.kwargs, first.timeout_s)
+        calls = [_call(chain[0]) if len(chain) == 1 else _in_order(chain) for chain in self._chains]
+        sent = calls[0] if len(calls) == 1 else (batch.run, (calls,), {})
         limit = _limit_of(self._chains)
         if (rider := self._rider) is not None:
             sent = (batch.run_in_order, ([sent, rider.call],), {})
@@ -373,11 +365,12 @@ def _state_of(contract: Contract | None) -> frozenset[str]:
 
 
 def _call(push: Push) -> batch.Call:
-    return push.function or functions.resolve(push.call.gradient), push.arguments, dict(push.call.kwargs)
+    call = push.call
+    return push.function or functions.resolve(call.gradient), call.arguments, dict(call.kwargs)
 
 
-def _as_one(chain: Sequence[Push]) -> batch.Call:
-    return _call(chain[0]) if len(chain) == 1 else (batch.run_in_order, (list(map(_call, chain)), _limit_s(chain)), {})
+def _in_order(chain: Sequence[Push]) -> batch.Call:
+    return batch.run_in_order, (list(map(_call, chain)), _limit_s(chain)), {}
 
 
 def _limit_s(chain: Sequence[Push]) -> float:

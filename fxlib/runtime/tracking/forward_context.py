@@ -51,6 +51,11 @@ class Tracked:
         value = self.value
         return value.gradient if type(value) is Slot else mapped(value, _gradient)
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The positional arguments of the call, the gradient last."""
+        return (*self.args, self.gradient_of_result())
+
 
 def _gradient(each: Any) -> torch.Tensor | None:
     return each.gradient if isinstance(each, Slot) else None
