@@ -40,14 +40,31 @@ FUNCTIONS = {getattr(F, name): name for name in _MODULES.values()}
 """The functions that such modules stand for, and their names."""
 _OVERLOADS = re.compile(r"aten::(linear|convolution|conv[123]d|conv_transpose[123]d)$")
 
-Rank = int | Node
-"""A number of dimensions, or the placeholder whose value has as many."""
 
+@dataclass(frozen=True, slots=True)
+class InputRank:
+    """As many dimensions as an input of the graph has, if it has at least `least`."""
+
+    input: Node
+    """The placeholder of the input."""
+    least: int = 0
+    """The number of dimensions of whatever is broadcast together with it; with fewer, it would get as many."""
+
+
+Rank = int | InputRank
+"""A number of dimensions, as far as the graph determines it."""
+
+_WEIGHTED = frozenset(
+    {
+        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
+        *("linear", "batch_norm"),
+    }
+)
+"""Operators that keep the number of dimensions of their first argument, whatever those of the others are."""
 _RANK_PRESERVING = frozenset(
     f"{name}{form}"
     for name in (
-        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"),
-        *("linear", "batch_norm", "relu", "relu6", "hardtanh", "leaky_relu", "elu", "selu", "celu", "gelu", "silu"),
+        *("relu", "relu6", "hardtanh", "leaky_relu", "elu", "selu", "celu", "gelu", "silu"),
         *("mish", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softplus", "softmax", "log_softmax", "dropout"),
         *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
         *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d"),
@@ -266,8 +283,11 @@ def ranks_of(module: GraphModule, effects: Effects) -> dict[Node, Rank]:
     for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
         rank: Rank | None = _noted(node)
         if rank is None and node.op == "placeholder" and has_names:
-            rank = node
-        elif rank is None and node.op not in ("placeholder", "get_attr", "output"):
+            rank = InputRank(node)
+        elif rank is None and node.op == "get_attr":
+            held = attribute(module, str(node.target))
+            rank = held.dim() if isinstance(held, torch.Tensor) else None
+        elif rank is None and node.op not in ("placeholder", "output"):
             rank = _of_work(module, node, behaviour.operator, found)
         if rank is not None:
             found[node] = rank
@@ -287,7 +307,7 @@ def _of_work(module: GraphModule, node: Node, operator: OperatorFacts | None, fo
         if type(called) is nn.Flatten:
             return 2 if (called.start_dim, called.end_dim) == (1, -1) else None
         keeps = type(called).__module__.startswith(_RANK_PRESERVING_MODULES)
-        return _STATED.get(type(called)) or (_shared(node, found) if keeps else None)
+        return _STATED.get(type(called)) or (_shared(node.all_input_nodes, found) if keeps else None)
     name = "" if operator is None else operator.name
     if name == "flatten":
         return 2 if (*node.args[1:], *node.kwargs.values()) == (1,) else None
@@ -298,14 +318,23 @@ def _of_work(module: GraphModule, node: Node, operator: OperatorFacts | None, fo
         keeps_dimension = (
             node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", node.kwargs.get("keepdims", False))
         )
-        return _shared(node, found) if keeps_dimension is True else None
-    return _shared(node, found) if name in _RANK_PRESERVING else None
+        return _shared(node.all_input_nodes, found) if keeps_dimension is True else None
+    if name in _WEIGHTED:
+        return _shared([each for each in (arguments_of(node).get("input"),) if isinstance(each, Node)], found)
+    return _shared(node.all_input_nodes, found) if name in _RANK_PRESERVING else None
 
 
-def _shared(node: Node, found: dict[Node, Rank]) -> Rank | None:
-    """Return the rank that all inputs share, leaving out parameters, whose rank is fixed for each operator."""
-    ranks = {found.get(value) for value in node.all_input_nodes if value.op != "get_attr"}
-    return ranks.pop() if len(ranks) == 1 else None
+def _shared(values: Iterable[Node], found: dict[Node, Rank]) -> Rank | None:
+    """Return the rank of values that are broadcast together; None if the graph does not determine it."""
+    ranks = [found.get(each) for each in values]
+    known = [each for each in ranks if each is not None]
+    if not known or len(known) < len(ranks):
+        return None
+    least = max(each if isinstance(each, int) else each.least for each in known)
+    inputs = {each.input for each in known if isinstance(each, InputRank)}
+    if len(inputs) > 1:
+        return None
+    return InputRank(inputs.pop(), least) if inputs else least
 
 
 def only_user(node: Node) -> Node | None:

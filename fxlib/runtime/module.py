@@ -99,11 +99,11 @@ class CapturedModule(MirroredModule):
                 asked=asked or FixedAnswers(),
             )
             conditions.fix_entries(entries)
-        state = ModuleState(conditions, original, constants=constants_of(graph))
+        state = ModuleState(conditions, original)
         if isinstance(root, CapturedModule):
             state.weight_assumptions = root._fxlib.weight_assumptions.copied()
             state.captured_with = root._fxlib.captured_with
-        state.weight_assumptions.read(self, graph)
+        state.read(self, graph)
         if original is not None:
             state.mirror = Mirror(original)
         # This avoids `__setattr__`, which looks for modules among the values.
@@ -177,8 +177,7 @@ class CapturedModule(MirroredModule):
         # GraphModule's own `__call__` prints failures of generated code and cuts off their tracebacks.
         del cls.__call__
         if (state := self.__dict__.get("_fxlib")) is not None:
-            state.constants = constants_of(self.graph)
-            state.weight_assumptions.read(self, self.graph)
+            state.read(self, self.graph)
             state.submodule_cache.forget()
             state.lowered.forget()
             state.quantized.forget()

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 from torch._C._dynamo.guards import dict_version
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 
 from fxlib.errors import FxlibWarning
 from fxlib.runtime.ahead import Ahead
@@ -25,10 +25,10 @@ from fxlib.runtime.graph_set import GraphSet
 from fxlib.runtime.guards.conditions import Conditions, Parameter
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.folded_weights import WeightAssumptions, sources_of
-from fxlib.runtime.lowering import LoweredProgram
+from fxlib.runtime.lowering import BACKEND, LoweredProgram
 from fxlib.runtime.own_code import CheckedProgram
 from fxlib.runtime.quantized_program import QuantizedProgram
-from fxlib.runtime.submodules import TABLES, SubmoduleCache
+from fxlib.runtime.submodules import TABLES, SubmoduleCache, local_modules, submodule
 
 _NEVER = object()
 _HOOKS = (
@@ -131,6 +131,13 @@ def constants_of(graph: Graph) -> tuple[str, ...]:
     return tuple(name for name in names if "." not in name)
 
 
+def _called_modules(module: GraphModule, graph: Graph) -> Iterator[nn.Module]:
+    """Yield the modules that run where a graph calls them, with all below them; a backend runs none."""
+    for node in graph.find_nodes(op="call_module"):
+        if BACKEND not in node.meta:
+            yield from (each for _, each in local_modules(submodule(module, str(node.target))))
+
+
 def share_state(root: nn.Module, module: nn.Module, constants: Iterable[str]) -> None:
     """Give `module` the state of `root` as `root` has it: same objects, order, persistence, `constants` and hooks."""
     for table in TABLES:
@@ -222,6 +229,12 @@ class ModuleState:
     """The calls that `fxlib.pipeline` has made ahead of later forwards; None if there never were any."""
     warned: bool = False
     """Whether the user has been warned that the original runs."""
+
+    def read(self, module: GraphModule, graph: Graph) -> None:
+        """Take from a module's graph what it assumes."""
+        self.constants = constants_of(graph)
+        self.weight_assumptions.read(module, graph)
+        self.conditions.fix_options(_called_modules(module, graph))
 
     def broken(self, *, grad_enabled: bool) -> str:
         """Return which condition of the capture does not hold any more; empty if all hold."""

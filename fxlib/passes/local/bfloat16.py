@@ -21,6 +21,7 @@ from fxlib.passes.infra.edit import model_position
 from fxlib.passes.infra.folded_values import LAYERS_AS_FUNCTIONS, as_function, become, hold, read, sweep
 from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
+from fxlib.runtime.lowering import ASSERTION
 
 _VALUES: Final = ("val", "tensor_meta")
 """Keys of a node's `meta` that hold its value's dtype."""
@@ -30,8 +31,8 @@ _VALUES: Final = ("val", "tensor_meta")
     "bfloat16",
     preserves="lossy",
     needs=frozenset({"weights", "eval_mode"}),
-    introduces=LAYERS_AS_FUNCTIONS | Introduced.of("bfloat16", "float"),
-    version="2",
+    introduces=LAYERS_AS_FUNCTIONS | Introduced.of("bfloat16", "float", ASSERTION),
+    version="3",
 )
 class Bfloat16(GraphPass):
     """Run linear layers and convolutions on weights and inputs in bfloat16, with sums in float32.
@@ -68,6 +69,7 @@ class Bfloat16(GraphPass):
         writers = {node: written.get(effects.aliases.of(node), set()) for node in effects.nodes}
         ends = [(layer.node, *_rewrite(module, layer)) for layer in layers]
         _hand_on(module, ends, writers)
+        _assert_float32(module, ends)
         sweep(module)
         return PassResult(module, changes=len(layers), declined=tuple(declined))
 
@@ -116,6 +118,18 @@ def _rewrite(module: GraphModule, layer: LinearLayer) -> tuple[Node, Node]:
     for key in _VALUES:
         node.meta.pop(key, None)
     return narrow, wide
+
+
+def _assert_float32(module: GraphModule, ends: Sequence[tuple[Node, Node, Node]]) -> None:
+    """Have each input that is still converted to bfloat16 be float32: with any other dtype, the layer itself raises."""
+    made = {wide for _, _, wide in ends}
+    narrowing = {narrow for _, narrow, _ in ends}
+    for narrow in module.graph.find_nodes(op="call_method", target="bfloat16"):
+        (value,) = narrow.all_input_nodes
+        if narrow in narrowing and value not in made and getattr(value.meta.get("val"), "dtype", None) != torch.float32:
+            with module.graph.inserting_before(narrow):
+                check = module.graph.call_function(ASSERTION, (value, None, None, torch.float32))
+            check.meta.update(model_position(narrow))
 
 
 def _stand_behind(node: Node, wide: Node) -> None:

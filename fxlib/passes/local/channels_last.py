@@ -23,7 +23,7 @@ from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.effects.resources import Storage
-from fxlib.analysis.layers import LinearLayer, Rank, Steadiness, linear_layer_of, ranks_of
+from fxlib.analysis.layers import InputRank, LinearLayer, Rank, Steadiness, linear_layer_of, ranks_of
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.arguments import replace_arguments
 from fxlib.analysis.operators.schemas import OperatorFacts, attribute
@@ -239,8 +239,8 @@ class _Growth:
         source = self._region_of.get(layer.input)
         own = Region(convolutions=[layer], entries=[] if source is not None else [layer])
         rank = self._ranks.get(layer.input)
-        if source is None and isinstance(rank, Node):
-            own.ranks[rank] = layer.rank
+        if source is None and isinstance(rank, InputRank):
+            own.ranks[rank.input] = layer.rank
         self._enter(layer.node, [own] if source is None else [source, own])
 
     def _refusal(self, layer: LinearLayer) -> Reason | None:
@@ -294,7 +294,9 @@ class _Growth:
 
 
 def _is_batch(rank: Rank | None, expected: int) -> bool:
-    return rank is not None and (rank.meta.get(RANK, expected) if isinstance(rank, Node) else rank) == expected
+    if isinstance(rank, InputRank):
+        return rank.least <= expected == rank.input.meta.get(RANK, expected)
+    return rank == expected
 
 
 def _hands_layout_on(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from typing_extensions import override
 from fxlib.analysis.effects.gradients import may_leave_gradients
 from fxlib.analysis.effects.local_work import Motion
 from fxlib.analysis.effects.model import Effects
-from fxlib.analysis.layers import LinearLayer, Rank, Steadiness, Weight, linear_layer_of, ranks_of
+from fxlib.analysis.layers import InputRank, LinearLayer, Rank, Steadiness, Weight, linear_layer_of, ranks_of
 from fxlib.analysis.norms import Norm, ScaleAndShift, asks_only, counts_updates, norm_of, scales_and_shifts
 from fxlib.analysis.operators.arguments import replace_arguments
 from fxlib.errors import PassError
@@ -281,7 +281,7 @@ class _Search:
         rank: Rank | None = norm.rank if norm.rank is not None else self._ranks.get(norm.input)
         if rank is None:
             return Reason.RANK_UNKNOWN
-        known = self.assumed.get(rank, rank.meta.get(RANK)) if isinstance(rank, Node) else rank
+        known = self.assumed.get(rank.input, rank.input.meta.get(RANK)) if isinstance(rank, InputRank) else rank
         fits = norm.mean.tensor.numel() == channels
         if known == layer.rank and not fits:
             raise PassError(
@@ -289,11 +289,12 @@ class _Search:
                 where=location_text(norm.node),
                 hint="The model cannot run as it is.",
             )
-        if not fits or known not in (None, layer.rank):
-            return Reason.NORM_OTHER_DIMENSION
         carrier = self._ranks.get(norm.input)
-        if isinstance(carrier, Node):  # a norm with a fixed rank rejects other inputs, which the layer may accept
-            self.assumed.setdefault(carrier, layer.rank)
+        broadcast = isinstance(carrier, InputRank) and carrier.least > layer.rank
+        if not fits or broadcast or known not in (None, layer.rank):
+            return Reason.NORM_OTHER_DIMENSION
+        if isinstance(carrier, InputRank):  # a norm with a fixed rank rejects other inputs, which the layer may accept
+            self.assumed.setdefault(carrier.input, layer.rank)
         return None
 
     def _why_alone(self, norm: Norm) -> Reason:

@@ -46,6 +46,8 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
 _SCALARS = (bool, int, float, complex, str, tuple, type(None))
 _ALWAYS = frozenset({"inplace", "max_norm"})
 """Attributes of torch's own modules that decide which nodes may move past them."""
+_NO_OPTIONS = _ALWAYS | {"training", "forward", "_is_full_backward_hook"}
+"""Attributes of torch's own modules that are facts of their own, or that say nothing about what they compute."""
 
 
 class _BackwardOrder:
@@ -131,6 +133,11 @@ class _Fact:
         attributes = self.owner.__dict__
         return attributes[self.table] if self.table else attributes
 
+    def copied(self, memo: dict[int, Any]) -> _Fact:
+        """Return the fact about the owner's deep copy."""
+        owner, value = copy.deepcopy((self.owner, self.value), memo)
+        return _Fact(owner, self.table, self.name, value)
+
     def __str__(self) -> str:
         return f"{type(self.owner).__name__}.{self.name}"
 
@@ -159,6 +166,8 @@ class _Watched:
     """The facts in a layout in which a few loops in C compare all of them."""
 
     entries: DictEntries = field(default_factory=DictEntries)
+    facts: Sequence[_Fact] = ()
+    """The facts, one for each entry."""
     unhooked: list[Mapping[int, Any]] = field(default_factory=list)
     hooked: list[tuple[Mapping[int, Any], tuple[tuple[int, Any], ...]]] = field(default_factory=list)
     plain: frozenset[int] = frozenset()
@@ -201,6 +210,9 @@ class Conditions:
         self._hooks = [(each, name, tuple(each.__dict__[name].items())) for each in parts[1:] for name in _HOOKS]
         tables = (*_HOOKS, "_modules")
         self._facts += [_Fact(each, "", name, each.__dict__[name]) for each in parts[1:] for name in tables]
+        self._options = [fact for each in parts for fact in _options(each)]
+        self._constant_options: Sequence[_Fact] = ()
+        """Options of modules that the graph does not call."""
         self._tied = list(_tied(parts))
         kinds: list[Any] = list(dict.fromkeys(self._kinds[1:]))
         self._calls = [(each, name, getattr(each, name)) for each in kinds for name in ("__call__", "_call_impl")]
@@ -225,6 +237,15 @@ class Conditions:
     def fix_entries(self, entries: Sequence[Entry]) -> None:
         """Require that the containers which led to objects of the graph, such as RRefs, keep their present contents."""
         self._entries = entries
+
+    def fix_options(self, called: Iterable[nn.Module]) -> None:
+        """Require the options of torch's own modules, such as strides, except for those modules that the graph calls.
+
+        A call reads them; in place of one, a graph has functions with the options as constants.
+        """
+        live = set(map(id, called)) if self._options else set()
+        self._constant_options = [each for each in self._options if id(each.owner) not in live]
+        self._watched = None
 
     def fix_training(self, flags: Mapping[nn.Module, bool]) -> None:
         """Require the given training flags of some modules, whatever the flags are now."""
@@ -253,10 +274,9 @@ class Conditions:
         copied.python = copy.deepcopy(self.python, memo)
         copied._watched = None  # a copied module has tables of its own, which may not be there yet
         copied._parts = copy.deepcopy(self._parts, memo)
-        copied._facts = [
-            _Fact(copy.deepcopy(each.owner, memo), each.table, each.name, copy.deepcopy(each.value, memo))
-            for each in self._facts
-        ]
+        copied._facts, copied._options, copied._constant_options = (
+            [each.copied(memo) for each in facts] for facts in (self._facts, self._options, self._constant_options)
+        )
         copied._hooks = [
             (copy.deepcopy(each, memo), name, copy.deepcopy(held, memo)) for each, name, held in self._hooks
         ]
@@ -304,7 +324,7 @@ class Conditions:
         found = self.python.changes()
         if self._original is not None and self._original.training is not self._facts[0].value:
             found.append(changed_entry(self._original.__dict__, "training", self._facts[0].value))
-        for fact in self._facts:
+        for fact in (*self._facts, *self._constant_options):
             table = fact.held_in()
             if table.get(fact.name) is not fact.value:
                 found.append(changed_entry(table, fact.name, Mark.ABSENT if fact.value is None else fact.value))
@@ -384,8 +404,8 @@ class Conditions:
         return self.python.misfit(arguments)
 
     def _watch(self) -> _Watched:
-        facts = self._facts
-        watched = _Watched()
+        facts = [*self._facts, *self._constant_options]
+        watched = _Watched(facts=facts)
         for fact in facts:
             held_in = fact.held_in()
             watched.entries.add(held_in, fact.name, fact.value if fact.name in held_in else Mark.ABSENT)
@@ -405,7 +425,7 @@ class Conditions:
         return watched
 
     def _changed(self, watched: _Watched) -> str:
-        for index, fact in enumerate(self._facts):
+        for index, fact in enumerate(watched.facts):
             now = watched.entries.now(index)
             if now is fact.value or (now is Mark.ABSENT and fact.value is None):
                 continue
@@ -529,3 +549,11 @@ def _facts(module: nn.Module) -> Iterator[_Fact]:
         yield _Fact(module, "", name, value)
     for name in _ALWAYS & module.__dict__.keys():
         yield _Fact(module, "", name, module.__dict__[name])
+
+
+def _options(module: nn.Module) -> Iterator[_Fact]:
+    """Yield what one of torch's own modules computes with, besides its tensors and its training flag."""
+    if type(module).__module__.startswith("torch.nn.modules."):
+        for name, value in vars(module).items():
+            if isinstance(value, _SCALARS) and name not in _NO_OPTIONS:
+                yield _Fact(module, "", name, value)

@@ -94,7 +94,7 @@ class WeightAssumptions:
         self._noted: dict[str, Mark] = {}
         self._weights: tuple[str, ...] = ()
         self._ranks: dict[str, int] = {}
-        self._integer = False
+        self._integer = self._narrow = False
         self._watched: tuple[Sequence[Any], ...] | None = None
 
     @property
@@ -133,6 +133,7 @@ class WeightAssumptions:
         new = {name: Mark.of(_tensor(module, name)) for name in weights - self._noted.keys()}
         self._noted = {name: self._noted.get(name) or new[name] for name in self._weights}
         self._integer = any(int8.is_operator(node.target) for node in graph.nodes)
+        self._narrow = any(_is_narrower(module, node) for node in graph.find_nodes(op="get_attr"))
 
     def broken(self, module: nn.Module, *, grad_enabled: bool) -> str:
         """Return in words what has become of the weights on which the graph relies; empty if nothing has."""
@@ -145,8 +146,8 @@ class WeightAssumptions:
         moved = any(map(torch.UntypedStorage._expired, storages)) or list(map(torch.Tensor.data_ptr, now)) != addresses
         if moved or _versions(now) != versions:
             return "weights from which it was computed have changed: optimize the model again"
-        if self._integer and torch.is_autocast_enabled("cpu"):
-            return "autocast is on, and layers that run on int8 weights know no other dtype"
+        if (self._integer or self._narrow) and torch.is_autocast_enabled("cpu"):
+            return "autocast is on, and layers that run on int8 or bfloat16 weights know no other dtype"
         recorded = grad_enabled and (self._integer or any(each.requires_grad for each in tensors))
         return "gradients are recorded" if recorded else ""
 
@@ -248,3 +249,10 @@ def marks_of(module: nn.Module) -> dict[str, Mark]:
             tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
             marks |= {name: Mark.of(value) for name, value in tensors.items() if value.layout is torch.strided}
     return marks
+
+
+def _is_narrower(module: nn.Module, node: Node) -> bool:
+    """Return whether a node reads a value in bfloat16 that was computed from weights in another dtype."""
+    if not node.meta.get(FOLDED) or _tensor(module, str(node.target)).dtype is not torch.bfloat16:
+        return False
+    return any(_tensor(module, name).dtype is not torch.bfloat16 for name in node.meta[FOLDED])

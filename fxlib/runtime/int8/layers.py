@@ -326,7 +326,12 @@ def check_levels(scale: float, zero_point: int) -> None:
     check(0 <= zero_point <= LARGEST, f"a zero point is 0 to {LARGEST}")
 
 
+class Int8Error(FxlibError, RuntimeError):
+    """An operator was given what it does not take, for which torch's own raise a RuntimeError, too."""
+
+
 def check(holds: bool, problem: str) -> None:
-    """Raise FxlibError, with the problem in words, if something does not hold."""
+    """Raise Int8Error, with the problem in words, if something does not hold."""
     if not holds:
-        raise FxlibError(problem, where="torch.ops.fxlib", hint="Have graphs with int8 layers made by `quantize`.")
+        hint = "Give the model inputs that the original takes, and have graphs with int8 layers made by `quantize`."
+        raise Int8Error(problem, where="torch.ops.fxlib", hint=hint)

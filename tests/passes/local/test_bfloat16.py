@@ -14,8 +14,10 @@ from typing_extensions import override
 import fxlib
 from fxlib import wire
 from fxlib.client.answer_policy import screen
+from fxlib.errors import FxlibWarning
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.lowering import ASSERTION
 from fxlib.utils.compare import relative_error
 from tests.models.nets import applied, changes, graph_runs, made, reasons
 from tests.passes.local.test_quantize import Net, images, rows
@@ -167,3 +169,27 @@ def test_it_travels_and_a_launcher_takes_it_and_weights_that_change_bring_the_or
     model.get_parameter("0.weight").mul_(2)
     with pytest.warns(fxlib.errors.FxlibWarning, match="have changed: optimize the model again"):
         assert torch.equal(bound(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_under_autocast_the_original_runs_whose_results_have_its_dtype(dtype: torch.dtype) -> None:
+    model, x = made(Net()), images(4)
+    module = recipes.get("bfloat16").run(fxlib.capture(model)).module
+    with torch.autocast("cpu", dtype), pytest.warns(FxlibWarning, match="autocast is on"):
+        found, expected = module(x), model(x)
+    assert found.dtype is dtype
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("behind", [nn.Identity(), nn.Sequential(nn.ReLU(), nn.Linear(64, 64))], ids=["one", "two"])
+@torch.no_grad()
+def test_a_layer_refuses_an_input_that_the_original_refuses(dtype: torch.dtype, behind: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), behind).eval()
+    rewrite = applied(model, "bfloat16", least_weights=1)
+    (check,) = rewrite.module.graph.find_nodes(op="call_function", target=ASSERTION)
+    assert check.args[0].op == "placeholder", "a layer's own result has its dtype"
+    for each in (model, rewrite.module):
+        with pytest.raises(RuntimeError, match="dtype"):
+            each(torch.ones(2, 64, dtype=dtype))

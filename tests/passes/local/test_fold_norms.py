@@ -183,6 +183,37 @@ def test_a_batch_is_taken_for_granted_only_where_it_is_one() -> None:
     assert_as_right(model, rewrite, ROWS)
 
 
+class Broadcast(nn.Module):
+    """A layer and its norm behind what an input is broadcast together with."""
+
+    def __init__(
+        self, layer: nn.Module, norm: nn.Module, join: Callable[[Tensor, Tensor], Tensor], *sizes: int
+    ) -> None:
+        super().__init__()
+        self.layer, self.norm, self.join = layer, norm, join
+        self.held = nn.Parameter(torch.randn(sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(self.join(x, self.held)))
+
+
+@pytest.mark.parametrize("join", [operator.add, lambda x, held: torch.sub(held, x), lambda x, y: x.clamp(max=y)])
+def test_a_parameter_of_more_dimensions_gives_a_norm_other_channels(join: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Rows become a batch of sequences, whose second dimension is no longer the layer's."""
+    model = made(Broadcast(nn.Linear(8, 8), nn.BatchNorm1d(8), join, 1, 8, 8))
+    rewrite = applied(model, "fold_norms")
+    assert (changes(rewrite, "fold_norms"), reasons(rewrite, "fold_norms")) == (0, ["NORM_OTHER_DIMENSION"])
+    assert_as_right(model, rewrite, torch.randn(8, 8))
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 1, 1), (4, 1, 1), (1,), ()])
+def test_one_of_no_more_dimensions_does_not(sizes: tuple[int, ...]) -> None:
+    model = made(Broadcast(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), operator.mul, *sizes))
+    rewrite = applied(model, "fold_norms")
+    assert changes(rewrite, "fold_norms") == 1
+    assert_as_right(model, rewrite, IMAGE)
+
+
 class ByKeyword(nn.Module):
     """A convolution whose norm is given its input by keyword."""
 

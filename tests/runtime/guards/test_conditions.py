@@ -16,7 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 import fxlib
 from fxlib.errors import FxlibWarning
+from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.graph_set import usage
 from fxlib.runtime.guards import fact_table
 
 X = torch.randn(3, 4)
@@ -433,3 +435,30 @@ def test_the_graph_runs_under_the_modes_of_torchs_own() -> None:
     with torch.device("cpu"):
         module(X)
     assert not fxlib.usage(module).original
+
+
+OPTIONS: dict[str, tuple[Callable[[], nn.Module], str, Any]] = {
+    "padding_mode": (lambda: nn.Conv2d(4, 4, 3, padding=1), "padding_mode", "circular"),
+    "stride": (lambda: nn.Conv2d(4, 4, 3), "stride", (2, 2)),
+    "eps": (lambda: nn.BatchNorm2d(4), "eps", 0.5),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+@torch.no_grad()
+def test_an_option_of_a_module_counts_where_a_rewrite_has_it_as_a_constant(case: str) -> None:
+    build, name, value = OPTIONS[case]
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), build(), nn.BatchNorm2d(4)).eval()
+    captured, x = fxlib.capture(model), torch.randn(2, 4, 8, 8)
+    rewritten = recipes.apply(captured, recipes.from_passes([("fold_norms", {})])).module
+    assert torch.allclose(rewritten(x), model(x), atol=1e-5)
+    copied = copy.deepcopy(rewritten)
+    before = copied(x)
+    setattr(model[2], name, value)
+    assert torch.equal(rewritten(x), model(x))
+    assert usage(rewritten).original == {f"{type(model[2]).__name__}.{name} is not what it was at capture": 1}
+    assert torch.equal(copied(x), before), "a copy has modules of its own"
+    assert torch.equal(captured(x), model(x))
+    assert usage(captured).original == {}, "it calls the module, which reads the option"
+    setattr(model[2], name, getattr(build(), name))
+    assert torch.allclose(rewritten(x), model(x), atol=1e-5)
