@@ -9,7 +9,9 @@ import torch
 
 def numerics() -> str:
     """Return the properties of this process that decide, besides the arguments, which bits its operators compute."""
-    tiny = bool(torch.tensor(1e-39) * 0.5)  # whether this thread rounds such small numbers to zero
+    tiny = bool(
+        torch.tensor(1e-39, dtype=torch.float32, device="cpu") * 0.5
+    )  # whether this thread rounds such small numbers to zero
     return f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} {tiny}"
 
 

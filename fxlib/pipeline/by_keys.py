@@ -245,7 +245,7 @@ class Rows:
         self._spaces = {part: index for index, part in enumerate(dict.fromkeys(parts))}
         self._of_calls = _Keys([self._spaces[part] for part in parts], self._keys)
         self._lengths = [each.shape[0] for each in self._keys]
-        self._ends = torch.tensor(self._lengths).cumsum(0)
+        self._ends = torch.tensor(self._lengths, device="cpu").cumsum(0)
         self._length = sum(self._lengths)
         self._sampled: int | None = None
         self._has_updates = False
@@ -272,7 +272,7 @@ class Rows:
         Raises:
             NotByKeys: a push does not say which keys it changes.
         """
-        self._sampled = None
+        self._forget_samples()
         met = [each for each in pushes if meet(self._reads, states_of(each.contract, each.server)[1])]
         written = [_written(each) for each in met]
         by_part = None not in self._spaces and all(part is not None for part, _ in written)
@@ -294,7 +294,13 @@ class Rows:
 
     def sample(self, number: int) -> None:
         """Have a row read again that the next pushes do not change, or whose update is known."""
+        self._forget_samples()
         self._sampled = number % len(self) if len(self) else None
+
+    def _forget_samples(self) -> None:
+        """Compare no row with an earlier reading any more, since pushes that are about to be made may change it."""
+        self._sampled = None
+        self._repaired = [(replace(repair, sampled=None), read) for repair, read in self._repaired]
 
     def updated(self, updates: Updates) -> None:
         """Take over the rows as the pushes of a step have changed them."""
@@ -302,6 +308,11 @@ class Rows:
         for index, (origin, keys) in enumerate(zip(self._origins, self._keys, strict=True)):
             for rows, known in updates.of(origin, keys):
                 self._repaired.append((Repair(rows={index: rows}), partial(tuple, (known,))))
+
+    @property
+    def repairs(self) -> int:
+        """Number of pushes whose changes were read again or taken over since the rows were read."""
+        return len(self._repaired)
 
     def blocks(self) -> list[Block]:
         """Return the rows that the forward of the message had."""
@@ -329,12 +340,12 @@ class Rows:
         """Return the rows to read again, and the calls that read them with their indices; None if there are no rows."""
         wanted = self.changed
         if self._sampled is not None:
-            wanted = torch.cat([wanted, torch.tensor([self._sampled])]).sort().values
+            wanted = torch.cat([wanted, torch.tensor([self._sampled], device="cpu")]).sort().values
         if not len(wanted):
             return None
         call_of = torch.bucketize(wanted, self._ends, right=True)
         counts = torch.bincount(call_of, minlength=len(self._lengths)).tolist()
-        begins = self._ends - torch.tensor(self._lengths)
+        begins = self._ends - torch.tensor(self._lengths, device="cpu")
         rows: dict[int, torch.Tensor] = {}
         calls: list[tuple[int, Arguments]] = []
         sampled = None
@@ -384,7 +395,7 @@ class Rows:
                 _check_rows(first, self._lengths[index], first)
                 _check_rows(again, rows.shape[0], first)
                 if repair.sampled is not None and repair.sampled[0] == index:
-                    at = torch.tensor([repair.sampled[1]])
+                    at = torch.tensor([repair.sampled[1]], device="cpu")
                     one, other = some_of(first, rows[at]), some_of(again, at)
                     if not self._has_updates:  # nothing relied on settings
                         other = replace(other, settings=one.settings)
@@ -420,8 +431,8 @@ class _Keys:
         if not by_part:
             return self._values
         if self._by_part is None:
-            spaces = (torch.tensor(self._spaces) * _SPACE).repeat_interleave(torch.tensor(self._sizes))
-            self._by_part = self._values + spaces
+            spaces, sizes = (torch.tensor(each, device="cpu") for each in (self._spaces, self._sizes))
+            self._by_part = self._values + (spaces * _SPACE).repeat_interleave(sizes)
         return self._by_part
 
 
@@ -429,7 +440,7 @@ class KeysBroken(Exception):  # noqa: N818 - becomes an error of the call, which
     """A row after a push contradicts the contracts; the argument is the index of the call in its message."""
 
 
-_NONE = torch.empty(0, dtype=torch.int64)
+_NONE = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def keys_in(contract: Contract, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -482,6 +493,8 @@ def _check_rows(known: KnownRows, rows: int, like: KnownRows) -> None:
             raise NotByKeys(f"{rows} keys brought {_shape(found)}")
         if each.shape[1:] != first.shape[1:] or each.dtype != first.dtype or each.requires_grad:
             raise NotByKeys(f"rows that were read again are of another kind: {_shape(each)} and {_shape(first)}")
+        if not each.is_contiguous():  # rows that are put together are, and a program can tell
+            raise NotByKeys(f"rows lie in memory with the strides {list(each.stride())}")
 
 
 def _shape(result: Any) -> str:

@@ -31,7 +31,7 @@ B = TypeVar("B")
 _SEQUENCES = (list, tuple, range)
 """Types whose items can be taken before the loop asks for them; a list is looked at once more then."""
 _SAMPLERS = (data.RandomSampler, data.SequentialSampler, data.DistributedSampler, data.SubsetRandomSampler)
-"""Samplers that draw, if at all, when their iterator is made."""
+"""Samplers that draw when their iterator is made, or from a generator that others can be seen to use, too."""
 Inputs = Callable[[Any], Any]
 """A function that maps a batch to the module's arguments: a tuple, a dict by name, a `fxlib.Batch`, or a single one."""
 
@@ -57,17 +57,45 @@ def _why_not_ahead(loader: object) -> str:
     """
     if type(loader) in _SEQUENCES:
         return ""
-    if not isinstance(loader, data.DataLoader):
+    if not isinstance(loader, data.DataLoader) or not _pulls_as_torch_does(type(loader)):
         return f"nothing is known of what a {type(loader).__name__} does when it is asked for a batch"
     if loader.num_workers == 0:
         return "the loader has no worker processes, and may draw from this process's generators"
-    sampler, batches = loader.sampler, loader.batch_sampler
+    batches = loader.batch_sampler
+    samplers = [loader.sampler, getattr(batches, "sampler", loader.sampler)]
     known = (*_SAMPLERS, *_samplers_of_torchdata())
     if type(batches) not in (data.BatchSampler, type(None), *known):
         return f"nothing is known of what a {type(batches).__name__} does when it is asked for indices"
-    if not isinstance(loader.dataset, data.IterableDataset) and type(sampler) not in known:
-        return f"nothing is known of what a {type(sampler).__name__} does when it is asked for an index"
+    if isinstance(loader.dataset, data.IterableDataset):
+        return ""
+    for each in samplers:
+        if type(each) not in known:
+            return f"nothing is known of what a {type(each).__name__} does when it is asked for an index"
+        if _draws_again(each):
+            return f"a {type(each).__name__} draws again and again from its generator, which the loop may use, too"
     return ""
+
+
+def _pulls_as_torch_does(kind: type) -> bool:
+    """Return whether a class of loaders has the methods of torch's own, or of torchdata's, that bring its batches."""
+    stateful: Any = sys.modules.get("torchdata.stateful_dataloader")
+    kinds = [data.DataLoader, *([] if stateful is None else [stateful.StatefulDataLoader])]
+    bring = ("__iter__", "_get_iterator")
+    return any(all(getattr(kind, name) is getattr(each, name) for name in bring) for each in kinds)
+
+
+def _draws_again(sampler: Any) -> bool:
+    """Return whether a sampler draws from a generator that it was given whenever it has handed out some indices."""
+    if getattr(sampler, "generator", None) is None or not hasattr(sampler, "replacement"):
+        return False
+    return sampler.replacement or sampler.num_samples > len(sampler.data_source)
+
+
+def _generator_of(loader: object) -> torch.Generator | None:
+    """Return the generator that a loader's sampler was given; None if it was given none."""
+    batches = getattr(loader, "batch_sampler", None)
+    found = getattr(getattr(batches, "sampler", getattr(loader, "sampler", None)), "generator", None)
+    return found if isinstance(found, torch.Generator) else None
 
 
 def _samplers_of_torchdata() -> tuple[type, ...]:
@@ -89,6 +117,21 @@ class _Puller(Generic[B]):
         self._list: list[B] | None = loader if type(loader) is list else None
         self._next = 0
         self.ahead = ahead
+        self._generator = _generator_of(loader)
+        self._left_as = _state_of(self._generator)
+        """The state in which the last pull left this generator; None if there is none."""
+
+    def may_pull_early(self) -> bool:
+        """Return whether the next batch may be pulled before the loop asks for it, as far as is known by now."""
+        if self.ahead and self._left_as is not None and self._left_as != _state_of(self._generator):
+            self.ahead = False
+            warnings.warn(
+                "the loop draws from the generator of its loader's sampler, so its batches are no longer pulled "
+                "ahead: the sampler would draw before the loop. Give the sampler a generator of its own.",
+                FxlibWarning,
+                stacklevel=4,
+            )
+        return self.ahead
 
     def pull(self, *, early: bool = False) -> _Pulled[B]:
         """Return the iterator's next batch or exception.
@@ -104,6 +147,7 @@ class _Puller(Generic[B]):
             found = _Pulled(batch=next(self._iterator))
         except Exception as error:  # noqa: BLE001 - raised where the loop asks for the batch
             found = _Pulled(error=error)
+        self._left_as = _state_of(self._generator)
         if before is not None and before != _generators():
             self.ahead = False
             warnings.warn(
@@ -131,6 +175,10 @@ class _Puller(Generic[B]):
         if pulled.error is not None:
             return self._next >= len(held)
         return pulled.index < len(held) and held[pulled.index] is pulled.batch
+
+
+def _state_of(generator: torch.Generator | None) -> bytes | None:
+    return None if generator is None else generator.get_state().numpy().tobytes()
 
 
 def _generators() -> tuple[object, ...]:
@@ -327,7 +375,7 @@ class Pipeline(Generic[B]):
                     raise current.error
                 found = self._opened(used)
                 depth = self._depth or (found[1].depth if found else 1)
-                while puller.ahead and len(queue) < depth and self._may_follow(queue):
+                while len(queue) < depth and self._may_follow(queue) and puller.may_pull_early():
                     pull(early=True)
                 if current.entry is not None:
                     current.entry.is_due = True

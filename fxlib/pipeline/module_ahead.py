@@ -89,8 +89,8 @@ class ModuleAhead(LeavesPushes):
         self._module = module
         self._programs: dict[int, Program] = {}
         self._entries: deque[Entry] = deque()
-        self._current: Entry | None = None
-        """The entry that was given to the running forward."""
+        self._running: dict[int, list[Entry | None]] = {}
+        """The entries that were given to the running forwards of each thread, the innermost last."""
         self._loops = 0
         """Number of pipelines that are open over the module."""
         self._batches_before: list[int] = []
@@ -167,14 +167,13 @@ class ModuleAhead(LeavesPushes):
         if len(self._entries) >= MOST_AHEAD + (self._asked_depth or 0):
             self.expire(self._entries[0])
         self._entries.append(entry)
-        self._make(entry, 1 + sum(not each.is_due for each in self._entries), pushed=False)
+        self._make(entry, 1 + sum(not each.is_due for each in tuple(self._entries)), pushed=False)
         return entry
 
     def expire(self, entry: Entry) -> None:
         """Forget the calls that were made for a batch whose step is over."""
-        if entry not in self._entries:
+        if not self._takes_out(entry):
             return
-        self._entries.remove(entry)
         self._set_aside(entry)
         unused = sum(each.state is State.IN_FLIGHT for each in entry.waiting)
         self.unused += unused
@@ -253,8 +252,7 @@ class ModuleAhead(LeavesPushes):
     def withdraw(self, entries: Iterable[Entry]) -> None:
         """Forget the calls that were made for batches that the loop will not see, and leave nothing in flight."""
         for entry in entries:
-            if entry in self._entries:
-                self._entries.remove(entry)
+            if self._takes_out(entry):
                 self.unused += sum(each.state is State.IN_FLIGHT for each in entry.waiting)
                 self._set_aside(entry)
         until = time.monotonic() + SETTLE_S
@@ -287,7 +285,7 @@ class ModuleAhead(LeavesPushes):
         own = self._pushing is not None and self._pushing == get_ident()
         if not own:
             self._blocks = [each for each in self._blocks if not meet(each.reads, states)]
-        for entry in filter(None, (self._current, *self._entries)):
+        for entry in self._kept():
             for each in entry.waiting:
                 if own and each.is_prepared:
                     continue
@@ -301,7 +299,7 @@ class ModuleAhead(LeavesPushes):
     def synchronized(self) -> None:
         """Forget all results that were fetched, since another process may have written; count them as wasted."""
         self._forget_blocks()
-        for entry in self._entries:
+        for entry in tuple(self._entries):
             for each in entry.waiting:
                 if each.state is State.IN_FLIGHT or each.rides:
                     self._made_in_vain(each)
@@ -315,11 +313,12 @@ class ModuleAhead(LeavesPushes):
         """Return a forward in which results that were fetched for these very arguments replace calls."""
         self._grad_enabled = torch.is_grad_enabled()
         self._ran = module
+        running = self._running.setdefault(get_ident(), [])
+        running.append(None)
         found = self._matching(module, args, kwargs) if self._entries else None
-        if found is None:
+        if found is None or not self._takes_out(found[0]):
             return generated
         entry, unchanged = found
-        self._entries.remove(entry)
         if not self._loops:
             self._period.step_over()
         if batch.in_autograd_context():
@@ -328,7 +327,7 @@ class ModuleAhead(LeavesPushes):
             self._set_aside(entry)
             self._warn(Reason.AHEAD_DISTRIBUTED.sentence())
             return generated
-        self._current = entry
+        running[-1] = entry
         return self._with_results(entry, unchanged, generated, args, kwargs)
 
     def passed_over(self, *, grad_enabled: bool) -> None:
@@ -337,16 +336,20 @@ class ModuleAhead(LeavesPushes):
 
     def ended(self) -> None:
         """Note that the forward has ended, with or without an error."""
-        if self._current is not None:
-            for each in filter(None, self._current.requests):
+        thread = get_ident()
+        running = self._running[thread]
+        entry = running.pop()
+        if not running:
+            del self._running[thread]
+        if entry is not None:
+            for each in filter(None, entry.requests):
                 if each.why_not_by_keys:
                     self._not_by_keys[each.call.node] = each.why_not_by_keys
                     if each.why_not_by_keys != BROKEN:
                         self._warn(each.why_not_by_keys)
                 self._keep_rows(each)
-            self.unused += sum(each.state is State.IN_FLIGHT for each in self._current.waiting)
-            self._set_aside(self._current)
-        self._current = None
+            self.unused += sum(each.state is State.IN_FLIGHT for each in entry.waiting)
+            self._set_aside(entry)
         self._rest()
 
     def _keep_rows(self, request: Request) -> None:
@@ -414,12 +417,25 @@ class ModuleAhead(LeavesPushes):
         return self._trainers.are_several
 
     def _waiting(self) -> Iterator[Request]:
-        return (each for entry in (self._current, *self._entries) if entry is not None for each in entry.waiting)
+        return (each for entry in self._kept() for each in entry.waiting)
+
+    def _kept(self) -> list[Entry]:
+        """Return the entries of the forwards that run, and of those to come."""
+        running = [entry for entries in tuple(self._running.values()) for entry in tuple(entries) if entry is not None]
+        return [*running, *self._entries]
+
+    def _takes_out(self, entry: Entry) -> bool:
+        """Take an entry out of those to come; return whether it was there: another thread may have taken it."""
+        try:
+            self._entries.remove(entry)
+        except ValueError:
+            return False
+        return True
 
     def _to_come(self) -> Iterator[tuple[int, Entry]]:
         """Yield each batch after the number of the loop's batches that precede it; this step's batch does not count."""
         before = 0
-        for entry in self._entries:
+        for entry in tuple(self._entries):
             yield before, entry
             before += not entry.is_due
 
@@ -473,7 +489,7 @@ class ModuleAhead(LeavesPushes):
         self, module: CapturedModule, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Entry, list[bool]] | None:
         now = None
-        for entry in self._entries:
+        for entry in tuple(self._entries):
             if not entry.is_due:  # its batch may hold the tensors of the one before it
                 continue
             now = now or modes()
@@ -580,7 +596,7 @@ class ModuleAhead(LeavesPushes):
         self._blocks, self._updates = [], None
 
     def _rest(self) -> None:
-        if not self._entries and self._current is None and not self._loops:
+        if not self._entries and not self._running and not self._loops:
             WATCH.remove(self)
 
     def _warn(self, why: str) -> None:

@@ -34,6 +34,8 @@ _LOG = logging.getLogger(__name__)
 SETTLE_S = 5.0
 """Time in seconds that the end of a loop waits for its reads in flight, since a server may hang."""
 _LOOK_S = 2e-4
+MOST_REPAIRS = 64
+"""Number of pushes whose changes are kept apart from a result; with a further one, it is read anew."""
 BROKEN = "it does not keep its contract"
 """Reason why a call is no longer read by keys, once an error has reported it."""
 Merge: TypeAlias = Callable[[Sequence[Any]], list[Any] | None]
@@ -168,7 +170,7 @@ class Request:
             sample: see `Rows.pushed`.
             updates: the known results of the pushes on rows.
         """
-        if self.rows is None or self.state is not State.IN_FLIGHT:
+        if self.rows is None or self.state is not State.IN_FLIGHT or self.rows.repairs >= MOST_REPAIRS:
             if not self.call.concurrent:
                 self._await()
             self.park()

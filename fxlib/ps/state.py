@@ -375,7 +375,7 @@ def updated_rows(known: KnownRows, indices: torch.Tensor, gradient: torch.Tensor
     _check_shape("rows", gradient, tuple(known.rows.shape))
     rows, positions, total = _summed(flat, gradient, like=known.rows)
     named = torch.empty_like(rows).scatter_(
-        0, positions, torch.arange(len(flat))
+        0, positions, torch.arange(len(flat), device="cpu")
     )  # any index that names the row will do
     taken = [each.reshape(len(flat), each.shape[-1]).index_select(0, named) for each in known.tensors]
     (lr,) = known.settings

@@ -303,8 +303,9 @@ class CapturedModule(MirroredModule):
         """Run the graph with the results of calls that were made ahead of it, if there are any."""
         if torch.compiler.is_dynamo_compiling() or is_compiled():
             return self._run(args, kwargs, grad_enabled=grad_enabled)
-        generated = ahead.over(self, self._generated(self._what_runs()[1]), args, kwargs)
+        generated = self._generated(self._what_runs()[1])
         try:
+            generated = ahead.over(self, generated, args, kwargs)
             return self._run(args, kwargs, grad_enabled=grad_enabled, generated=generated)
         finally:
             ahead.ended()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -16,7 +16,9 @@ import fxlib
 from fxlib import ps
 from fxlib.analysis.effects.prologue import Way, calls_ahead
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
-from fxlib.pipeline.by_keys import NotByKeys, Rows, conflicts
+from fxlib.pipeline import request
+from fxlib.pipeline.by_keys import KeysBroken, NotByKeys, Rows, conflicts
+from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.runtime import CapturedModule, record
 from fxlib.spec.contract import contract_of
 from fxlib.spec.inputs import Batch
@@ -191,6 +193,67 @@ def push_totals(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
 def test_a_result_with_other_rows_than_its_keys_is_not_put_together_and_told_of() -> None:
     with pytest.warns(FxlibWarning, match="are not those of its keys"):
         check_same(KEYS * 3, look_up_totals)
+
+
+@fxlib.remote(reads="keyed", part="table", keys="keys", concurrent=True, gradient=f"{HERE}:push_rows")
+def look_up_columns(table: str, keys: torch.Tensor) -> torch.Tensor:
+    return look_up_rows(table, keys).t().contiguous().t()
+
+
+@pytest.mark.slow
+def test_rows_that_lie_in_memory_column_by_column_are_not_put_together_and_told_of() -> None:
+    with pytest.warns(FxlibWarning, match=r"lie in memory with the strides \[1, 3\]"):
+        check_same(KEYS * 3, look_up_columns)
+
+
+def test_a_default_device_is_for_the_programs_own_tensors() -> None:
+    def on_another(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with torch.device("meta"):
+                return method(*args, **kwargs)
+
+        return run
+
+    with ExitStack() as stack:
+        for name in ("__init__", "pushed", "to_read_again"):
+            stack.enter_context(mock.patch.object(Rows, name, on_another(getattr(Rows, name))))
+        check_same(KEYS)
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_batch_that_many_pushes_come_before_is_read_anew(rewritten: bool) -> None:
+    """Otherwise, what they changed would be kept for each of them."""
+    far = torch.tensor([1, 2, 3, 4])
+    expected, _ = plain([*KEYS * 3, far])
+    module = cast("CapturedModule", fxlib.optimize(captured())) if rewritten else captured()
+    repairs: list[int] = []
+    with simulated(5), mock.patch.object(request, "MOST_REPAIRS", 3):
+        assert fxlib.prefetch(module, far)
+        (entry,) = ahead_of(module)._entries
+        for keys, output in zip(KEYS * 3, expected, strict=False):
+            assert torch.equal(step(module, keys), output)
+            repairs += [each.rows.repairs for each in entry.requests if each is not None and each.rows is not None]
+        assert torch.equal(step(module, far), expected[-1])
+    assert max(repairs) == 3
+
+
+def test_a_row_is_not_compared_once_another_push_may_have_changed_it() -> None:
+    contract, keys = contract_of(look_up_rows), torch.tensor([1, 2, 3])
+    assert contract is not None
+    rows = Rows(frozenset(), [(("users", keys), {})], [contract])
+    read, again = torch.zeros(3, 4), torch.ones(1, 4)
+    for is_over in (False, True):
+        rows.sample(1)
+        repair, _ = rows.to_read_again() or (None, None)
+        assert repair is not None
+        rows.read_again(repair, lambda: [again])
+        if is_over:
+            rows.pushed([], sample=None)
+            assert torch.equal(rows.merged([read])[0], torch.tensor([0.0, 1.0, 0.0]).repeat(4, 1).t())
+        else:
+            with pytest.raises(KeysBroken):
+                rows.merged([read])
+            rows.forget()
 
 
 @fxlib.remote(reads="keyed", part="table", keys="keys", concurrent=True, gradient=f"{__name__}:push_and_decay_silently")

@@ -318,6 +318,54 @@ class _Samplers(ModuleType):
         pass
 
 
+class Chosen(data.DataLoader[torch.Tensor]):
+    """A loader that leaves batches out, by what the loop sets."""
+
+    @override
+    def __iter__(self) -> Any:
+        return (batch for batch in super().__iter__() if len(batch))
+
+
+class Backwards(data.Sampler[int]):
+    """A sampler of the program's own."""
+
+
+def loaders() -> dict[str, Callable[[], data.DataLoader[Any]]]:
+    given, generator = batches(4), torch.Generator()
+
+    def loader(kind: type[data.DataLoader[Any]] = data.DataLoader, **options: Any) -> Callable[[], Any]:
+        return lambda: kind(given, num_workers=1, **options)  # type: ignore[arg-type]
+
+    again = data.RandomSampler(given, replacement=True, generator=generator)
+    longer = data.RandomSampler(given, num_samples=9, generator=generator)
+    return {
+        "Chosen": loader(Chosen),
+        "Backwards": loader(batch_sampler=data.BatchSampler(Backwards(), 2, drop_last=False)),
+        "again and again": loader(sampler=again),
+        "draws again": loader(batch_sampler=data.BatchSampler(longer, 2, drop_last=False)),
+    }
+
+
+@pytest.mark.parametrize("told", loaders())
+def test_a_loader_that_may_draw_or_look_at_the_loop_is_pulled_where_the_loop_pulls_it(told: str) -> None:
+    assert told in fxlib.pipeline(loaders()[told](), nn.Identity()).why_not_ahead
+
+
+@pytest.mark.slow
+def test_a_loop_that_draws_from_the_samplers_generator_is_not_pulled_ahead_of() -> None:
+    """The sampler draws once more at its end."""
+
+    def noisy(*, wrapped: bool) -> list[float]:
+        generator = torch.Generator().manual_seed(3)
+        loader = data.DataLoader(batches(12), batch_size=1, shuffle=True, generator=generator, num_workers=1)
+        loop = fxlib.pipeline(loader, nn.Identity()) if wrapped else loader
+        return [float(batch[0, 0, 0] + torch.rand(1, generator=generator)) for batch in loop]
+
+    with pytest.warns(FxlibWarning, match="Give the sampler a generator of its own"):
+        found = noisy(wrapped=True)
+    assert found == noisy(wrapped=False)
+
+
 def test_the_samplers_of_a_stateful_loader_are_pulled_ahead() -> None:
     given = batches(4)
 

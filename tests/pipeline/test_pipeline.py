@@ -9,6 +9,7 @@ import random
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -23,6 +24,7 @@ from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline import watch
 from fxlib.pipeline.module_ahead import MOST_AHEAD, MOST_IN_VAIN, ahead_of, captured_in
+from fxlib.pipeline.request import Request
 from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, functions
 from fxlib.runtime.graph_set import GuardFailure
@@ -597,3 +599,29 @@ def test_a_function_that_another_graph_says_writes_is_no_longer_taken_for_one_th
             rpc.rpc_sync("ps0", simulation.count, args=(torch.ones(1),))
         assert len(told) == 2 * writes
     own.remove(listener)
+
+
+def test_what_was_fetched_for_a_forward_is_watched_until_this_very_forward_ends(
+    sent: Sent, module: CapturedModule
+) -> None:
+    """Here a forward of another thread begins and ends meanwhile."""
+    _, batch, *_ = given = batches(3)
+    loop = iter(fxlib.pipeline(given, module))
+    module(next(loop))
+    assert next(loop) is batch
+    ahead, take = ahead_of(module), Request.take
+    entry = next(each for each in ahead._entries if each.is_due)
+    kept: list[bool] = []
+
+    def interrupted(request: Request) -> Any:
+        with mock.patch.object(Request, "take", take), ThreadPoolExecutor(1) as threads:
+            threads.submit(module, batch + 1).result()
+        kept.append(entry in ahead._kept())
+        return take(request)
+
+    with mock.patch.object(Request, "take", interrupted):
+        output = module(batch)
+    assert kept == [True]
+    assert entry not in ahead._kept()
+    assert torch.equal(output, module(batch.clone()))
+    loop.close()  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ _FEWEST = 2
 """Number of gradients from which on they are copied together."""
 _SMALL_BYTES = 64 * 1024
 """Largest gradient, in bytes, that is copied without a look at whether it has memory of its own."""
-_ROOT = torch.empty(0, requires_grad=True)
+_ROOT = torch.empty(0, device="cpu", requires_grad=True)
 """The input that makes autograd record the node; it receives no gradient."""
 
 
@@ -102,7 +102,7 @@ def _references_of_a_tensors_own() -> int:
 
     This depends on the version of torch: in some, the tensor refers to the storage's Python object, too.
     """
-    tensor = torch.empty(1)
+    tensor = torch.empty(1, device="cpu")
     storage = tensor.untyped_storage()
     return sys.getrefcount(storage)
 
@@ -257,6 +257,6 @@ def _references_of_backwards_own() -> int:
     """
     probe = _Probe()
     with torch.inference_mode(mode=False), torch.enable_grad():
-        ((output, _),) = _tracked([torch.empty(1)], Backward(), [probe])
+        ((output, _),) = _tracked([torch.empty(1, device="cpu")], Backward(), [probe])
         (output * 2.0).backward()
     return probe.references
