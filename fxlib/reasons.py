@@ -64,6 +64,7 @@ class Reason(Enum):
     AUTOCAST = "a block of autocast in the program decides the dtype of its result"
     TOO_LARGE = "the value would take more memory than the pass may use: {detail}"
     SUM_ORDER = "its summation order depends on the machine and its threads, so the bits may differ elsewhere"
+    ROUNDED_OTHERWISE = "other processors, and other numbers of threads, may round it otherwise"
     AMBIENT_DEFAULT = "it depends on the default dtype or device at the time it runs"
     VALUE_WRITTEN = "its value is written to, or may be"
     VALUE_ESCAPES = "its value leaves the module, and the caller may write to it"

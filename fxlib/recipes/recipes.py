@@ -121,6 +121,7 @@ class Rewrite:
     assumptions: tuple[str, ...]
 
 
+_FOLD: tuple[GraphPass, ...] = (FoldNorms(), FoldConstants(bitwise=False))
 _SCHEDULE: tuple[GraphPass, ...] = (
     DeadCode(),
     SplitCalls(),
@@ -149,7 +150,7 @@ RECIPES: dict[str, Recipe] = {
             name="inference",
             summary="Fold norms and constants into weights, compute equal values once, lay convolutions out channels "
             "last, and schedule remote calls; for a module in eval mode, and without gradients.",
-            passes=(FoldNorms(), FoldConstants(), CommonSubexpressions(), ChannelsLast(), *_SCHEDULE),
+            passes=(*_FOLD, CommonSubexpressions(), ChannelsLast(), *_SCHEDULE),
         ),
         Recipe(
             name="auto",
@@ -162,14 +163,28 @@ RECIPES: dict[str, Recipe] = {
             summary="Fold norms and constants into weights, run linear layers and convolutions on int8 weights within "
             "the error that the request allows, and schedule remote calls; for a module in eval mode, and without "
             "gradients.",
-            passes=(FoldNorms(), FoldConstants(), ChannelsLast(), Quantize(), CommonSubexpressions(), *_SCHEDULE),
+            passes=(
+                FoldNorms(),
+                *_FOLD,
+                ChannelsLast(),
+                Quantize(),
+                CommonSubexpressions(),
+                *_SCHEDULE,
+            ),
         ),
         Recipe(
             name="bfloat16",
             summary="Fold norms and constants into weights, run linear layers and convolutions in bfloat16, and "
             "schedule remote calls; for a module in eval mode, without gradients, and for processors with AMX or "
             "AVX512 for bfloat16.",
-            passes=(FoldNorms(), FoldConstants(), ChannelsLast(), Bfloat16(), CommonSubexpressions(), *_SCHEDULE),
+            passes=(
+                FoldNorms(),
+                *_FOLD,
+                ChannelsLast(),
+                Bfloat16(),
+                CommonSubexpressions(),
+                *_SCHEDULE,
+            ),
         ),
     )
 }

@@ -357,7 +357,8 @@ def test_a_loop_that_draws_from_the_samplers_generator_is_not_pulled_ahead_of() 
 
     def noisy(*, wrapped: bool) -> list[float]:
         generator = torch.Generator().manual_seed(3)
-        loader = data.DataLoader(batches(12), batch_size=1, shuffle=True, generator=generator, num_workers=1)
+        given: Any = batches(12)
+        loader = data.DataLoader(given, batch_size=1, shuffle=True, generator=generator, num_workers=1)
         loop = fxlib.pipeline(loader, nn.Identity()) if wrapped else loader
         return [float(batch[0, 0, 0] + torch.rand(1, generator=generator)) for batch in loop]
 

@@ -23,7 +23,7 @@ from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
 from fxlib.analysis.layers import Steadiness, Weight, under_autocast
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.analysis.operators.schemas import OperatorFacts
-from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass
 from fxlib.passes.infra.folded_values import hold, read, sweep
 from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
@@ -35,24 +35,32 @@ from fxlib.runtime.submodules import submodule
     preserves="bitwise",
     needs=frozenset({"weights", "eval_mode"}),
     introduces=NOTHING,
-    version="2",
+    version="3",
 )
 class FoldConstants(GraphPass):
     """Store values that are computed from parameters, buffers and literals alone, instead of recomputing them.
 
     Values that are written to or returned are computed as before, and so are views of the module's own tensors, which
-    cost nothing. The bits are those that the module would compute on this machine.
+    cost nothing.
     """
 
     max_bytes: int = 64 << 20
     """Maximum bytes of all computed values together."""
+    bitwise: bool = True
+    """Whether only values are stored that have the same bits on all machines, with any number of threads. Functions
+    such as exponentials do not: what several numbers at once give is rounded otherwise than what one gives."""
+
+    @property
+    @override
+    def promise(self) -> Preserves:
+        return self.preserves if self.bitwise else "tolerance"
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
         if not may_leave_gradients(module):
             return PassResult(module, changes=0, declined=(Declined(node="graph", reason=Reason.MODE_BLOCKS),))
         effects = context.get(Effects)
-        found, escapes = constants(module, effects, max_bytes=self.max_bytes), Escapes(effects)
+        found, escapes = constants(module, effects, max_bytes=self.max_bytes, bitwise=self.bitwise), Escapes(effects)
         declined, changes, recorded = list(found.declined), 0, frozenset[str]()
         for node, constant in found.of.items():
             if node.op == "get_attr" or all(user in found.of for user in node.users):
@@ -111,6 +119,17 @@ _MOVING = frozenset(
     }
 )
 """Operators whose result holds numbers from their arguments, at most rounded to another dtype."""
+_ROUNDED_ONCE = frozenset(
+    {
+        *("add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "truediv", "true_divide", "neg"),
+        *("negative", "positive", "abs", "absolute", "sign", "minimum", "maximum", "clamp", "clamp_min", "clamp_max"),
+        *("clip", "relu", "relu6", "hardtanh", "leaky_relu", "threshold", "where", "floor", "ceil", "trunc", "round"),
+        *("sqrt", "square", "reciprocal", "copysign", "nan_to_num"),
+    }
+)
+"""Pointwise operators whose result is the exact one, rounded as IEEE 754 says, or a number from their arguments."""
+_IN_STEPS = frozenset({"alpha", "rounding_mode", "decimals"})
+"""Arguments with which some of these round more than once."""
 _CASTS = frozenset({"to", "type", "_to_copy", "float", "double", "half", "bfloat16"})
 _ELSEWHERE = frozenset({"cuda", "cpu", "pin_memory", "xpu", "ipu"})
 
@@ -134,6 +153,7 @@ class _Result:
 
     nbytes: int
     floating: bool
+    real: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,21 +166,21 @@ class Constants:
     declined: list[Declined] = field(default_factory=list)
 
 
-def constants(module: GraphModule, effects: Effects, *, max_bytes: int) -> Constants:
+def constants(module: GraphModule, effects: Effects, *, max_bytes: int, bitwise: bool) -> Constants:
     """Compute values that are the same in every forward, `max_bytes` of them at most, all together.
 
     Fake tensors give the sizes before anything is computed. Operators that sum floating-point numbers are left out, as
     their rounding depends on the machine and its threads, and so are moves between devices and operators that depend on
-    torch's defaults.
+    torch's defaults; if `bitwise`, so are functions whose kernels round in several ways.
     """
-    return _Evaluation(module, effects, max_bytes).run()
+    return _Evaluation(module, effects, max_bytes, bitwise=bitwise).run()
 
 
 class _Evaluation:
     """One walk over the program, in which nodes whose inputs are constants become constants."""
 
-    def __init__(self, module: GraphModule, effects: Effects, max_bytes: int) -> None:
-        self._module, self._effects = module, effects
+    def __init__(self, module: GraphModule, effects: Effects, max_bytes: int, *, bitwise: bool) -> None:
+        self._module, self._effects, self._bitwise = module, effects, bitwise
         self._behaviours, self._steadiness = Behaviours(module), Steadiness(module, effects)
         self._fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._results: dict[Hashable, _Result | None] = {}
@@ -242,8 +262,12 @@ class _Evaluation:
         inputs = [self._found.of[each].value for each in node.all_input_nodes]
         if result.floating and not typed and not any(map(_is_floating, inputs)) and node.op != "call_module":
             return Reason.AMBIENT_DEFAULT
-        exact = not result.floating or operator.name in _MOVING or node.op == "call_module"
-        return None if exact or pointwise else Reason.SUM_ORDER
+        if not result.floating or operator.name in _MOVING or node.op == "call_module":
+            return None
+        if not pointwise:
+            return Reason.SUM_ORDER
+        rounds_once = operator.name.rstrip("_") in _ROUNDED_ONCE and _IN_STEPS.isdisjoint(given) and result.real
+        return None if rounds_once or not self._bitwise else Reason.ROUNDED_OTHERWISE
 
     def _result(self, node: Node, *, pointwise: bool) -> _Result | None:
         """Return the facts about a node's value; None if they depend on values, or there is no value.
@@ -268,7 +292,8 @@ class _Evaluation:
                 value = self._call(node, {each: self._found.of[each].value for each in node.all_input_nodes})
         except Exception:  # noqa: BLE001 - whatever cannot be known without values, or cannot be computed at all
             return None
-        return _Result(nbytes=_bytes(value), floating=_is_floating(value))
+        real = not any(map(torch.is_complex, _tensors(value)))
+        return _Result(nbytes=_bytes(value), floating=_is_floating(value), real=real)
 
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)

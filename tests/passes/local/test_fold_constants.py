@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import fxlib
+from fxlib.passes.local.fold_constants import _ROUNDED_ONCE
 from tests.models.nets import applied, called, changes, reasons
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
@@ -35,7 +38,7 @@ def _table(module: Program, x: Tensor) -> Tensor:
 
 
 def _gated(module: Program, x: Tensor) -> Tensor:
-    return x @ (module.weight * torch.sigmoid(module.weight))
+    return x @ (module.weight * torch.relu(module.weight))
 
 
 def _sized(module: Program, x: Tensor) -> Tensor:
@@ -82,6 +85,8 @@ KEPT = {
     "a value that is returned": (_returned, ["VALUE_ESCAPES"]),
     "a value that is written": (_written, ["VALUE_WRITTEN"]),
     "a sum": (_summed, ["SUM_ORDER"]),
+    "a function": (lambda module, x: x * torch.sigmoid(module.weight), ["ROUNDED_OTHERWISE"]),
+    "two roundings": (lambda module, x: x * torch.add(module.weight, module.weight, alpha=3), ["ROUNDED_OTHERWISE"]),
     "the default dtype": (_ambient, ["AMBIENT_DEFAULT"]),
     "noise": (lambda module, x: x + torch.rand_like(module.weight), []),
     "a view": (lambda module, x: x @ module.weight.t(), []),
@@ -96,6 +101,41 @@ def test_other_values_are_computed_each_time(case: str) -> None:
     model = Program(body).eval()
     rewrite = applied(model, "fold_constants")
     assert (changes(rewrite, "fold_constants"), reasons(rewrite, "fold_constants")) == (0, why)
+
+
+def test_within_a_tolerance_functions_are_held_too() -> None:
+    model = Program(lambda module, x: x * torch.sigmoid(module.weight)).eval()
+    rewrite = applied(model, "fold_constants", bitwise=False)
+    assert (changes(rewrite, "fold_constants"), rewrite.preserves) == (1, "tolerance")
+    assert applied(model, "fold_constants").preserves == "bitwise"
+    with torch.no_grad():
+        torch.testing.assert_close(rewrite.module(X), model(X))
+
+
+TAKES_TWO = frozenset(
+    {
+        *("add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "truediv", "true_divide"),
+        *("minimum", "maximum", "copysign"),
+    }
+)
+LIMITS = {"clamp": (-0.3, 0.3), "clip": (-0.3,), "clamp_min": (0.3,), "clamp_max": (0.7,), "threshold": (0.1, 0.2)}
+
+
+def pointwise(name: str, x: Tensor, y: Tensor) -> Tensor:
+    if name == "where":
+        return torch.where(x > 0, x, y)
+    function: Any = next(getattr(each, name) for each in (torch, F, operator) if hasattr(each, name))
+    found: Tensor = function(x, y) if name in TAKES_TWO else function(x, *LIMITS.get(name, ()))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(_ROUNDED_ONCE))
+def test_what_is_rounded_once_has_the_same_bits_among_others_and_alone(name: str) -> None:
+    """Kernels take most numbers several at once, and the last ones of a thread's share one by one."""
+    x, y = torch.randn(2, 999, generator=torch.Generator().manual_seed(1)) * 7
+    pairs = zip(x.split(1), y.split(1), strict=True)
+    alone = torch.cat([pointwise(name, *pair) for pair in pairs])
+    assert torch.equal(pointwise(name, x, y).view(torch.int32), alone.view(torch.int32))
 
 
 def test_no_more_memory_is_taken_than_allowed() -> None:
