@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fxlib.cli.options import UsageError, output, unreadable
+from fxlib.cli.options import UsageError, output, seconds, unreadable
 from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 
@@ -190,7 +190,7 @@ def _add_calibrate(commands: Commands) -> None:
         "--threads", type=int, metavar="N", help="threads of torch to measure with (default: torch's own choice)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=8.0, metavar="S", help="how long to measure in all (default: %(default)s)"
+        "--seconds", type=seconds, default=8.0, metavar="S", help="how long to measure in all (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_calibrate)

@@ -7,7 +7,18 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from fxlib.cli.options import UsageError, add_service, called, endpoint_of, label, output, step, unreadable
+from fxlib.cli.options import (
+    UsageError,
+    add_service,
+    called,
+    endpoint_of,
+    label,
+    output,
+    seconds,
+    step,
+    unreadable,
+    written,
+)
 from fxlib.cli.printing import say, say_json
 from fxlib.errors import FxlibError
 
@@ -68,8 +79,8 @@ def _add_trial(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="send no values of weights: the recipe auto then only tries recipes without them, and others are refused",
     )
-    parser.add_argument("--name", default="", help="the model's name on dashboards (default: its class)")
-    parser.add_argument("--namespace", default="", help="the job's namespace (default: 'default')")
+    parser.add_argument("--name", type=written, default="", help="the model's name on dashboards (default: its class)")
+    parser.add_argument("--namespace", type=written, default="", help="the job's namespace (default: 'default')")
     parser.add_argument(
         "--label", type=label, action="append", default=[], metavar="KEY=VALUE", help="label of the job; repeatable"
     )
@@ -92,9 +103,11 @@ def _add_trial(parser: argparse.ArgumentParser) -> None:
         "--confidence", type=float, default=0.95, metavar="LEVEL", help="level of the interval (default: %(default)s)"
     )
     parser.add_argument(
-        "--budget", type=float, default=60.0, metavar="SECONDS", help="longest measurement (default: 60)"
+        "--budget", type=seconds, default=60.0, metavar="SECONDS", help="longest measurement (default: 60)"
     )
-    parser.add_argument("--deadline", type=float, default=300.0, metavar="SECONDS", help="longest wait (default: 300)")
+    parser.add_argument(
+        "--deadline", type=seconds, default=300.0, metavar="SECONDS", help="longest wait (default: 300)"
+    )
     parser.add_argument("--fresh", action="store_true", help="measure again, even if the service has an answer")
     parser.add_argument("--profile", metavar="FILE", help="what fxlib profile measured of the model (.fxp)")
 

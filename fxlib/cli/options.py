@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -48,7 +49,7 @@ def add_service(parser: argparse.ArgumentParser, *, optional: bool = False, pati
     )
     parser.add_argument(
         "--patience",
-        type=float,
+        type=seconds,
         default=patience_s,
         metavar="SECONDS",
         help="how long to try to reach it (default: %(default)s)",
@@ -65,6 +66,9 @@ def endpoint_of(options: argparse.Namespace) -> Endpoint:
     """Return the address and credentials of the service that the options give."""
     from fxlib.client import Endpoint
 
+    if (options.tls_cert is None) != (options.tls_key is None):
+        given, missing = ("--tls-cert", "--tls-key") if options.tls_key is None else ("--tls-key", "--tls-cert")
+        raise UsageError(f"it needs {missing}, too", where=given)
     return Endpoint(
         address=options.service,
         tls=options.tls,
@@ -98,10 +102,30 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """Read a time above zero, which may be infinite."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0.0:  # NaN is not, either
+        raise argparse.ArgumentTypeError(f"{text!r} is no time above zero, in seconds")
+    return value
+
+
+def written(text: str) -> str:
+    """Read a text that can be sent: Python takes bytes of a command line that are not UTF-8 for halves of letters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8") from None
+    return text
+
+
 def label(text: str) -> tuple[str, str]:
     """Read KEY=VALUE."""
     try:
-        return read_label(text)
+        return read_label(written(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -111,15 +135,15 @@ def step(text: str) -> tuple[str, dict[str, object]]:
     name, _, rest = text.partition(":")
     options: dict[str, object] = {}
     while rest:
-        option, written = label(rest)
+        option, value = label(rest)
         try:
-            options[option], end = json.JSONDecoder().raw_decode(written)
-        except ValueError:
-            end = len(written.partition(",")[0])
-            options[option] = written[:end]
-        if written[end : end + 1] not in ("", ","):
-            raise argparse.ArgumentTypeError(f"{written!r} is not a list of OPTION=VALUE, separated by commas")
-        rest = written[end + 1 :]
+            options[option], end = json.JSONDecoder().raw_decode(value)
+        except (ValueError, RecursionError):
+            end = len(value.partition(",")[0])
+            options[option] = value[:end]
+        if value[end : end + 1] not in ("", ","):
+            raise argparse.ArgumentTypeError(f"{value!r} is not a list of OPTION=VALUE, separated by commas")
+        rest = value[end + 1 :]
     return name, options
 
 

@@ -23,7 +23,7 @@ from grpc_status import rpc_status
 
 from fxlib.client.credentials import AuthorizedChannel, Tls, choose, is_loopback
 from fxlib.config import is_address
-from fxlib.errors import RejectedError, RemoteError, ServiceUnavailableError
+from fxlib.errors import CredentialError, RejectedError, RemoteError, ServiceUnavailableError
 from fxlib.utils.text import plain
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 
@@ -181,7 +181,18 @@ def _channel(address: str, tls: Tls | None) -> grpc.Channel:
 
 
 def _read(path: Path | str | None) -> bytes | None:
-    return None if path is None else Path(path).read_bytes()
+    """Return what a PEM file holds; None if there is no file.
+
+    Raises:
+        CredentialError: it is no PEM file; gRPC would try to connect in vain.
+        OSError: it cannot be read.
+    """
+    if path is None:
+        return None
+    held = Path(path).read_bytes()
+    if b"-----BEGIN " not in held:
+        raise CredentialError("holds no certificate or key in PEM form", where=str(path))
+    return held
 
 
 class Deadline:

@@ -26,6 +26,16 @@ class Tls:
     key: Path | str | None = None
     server_name: str = ""
 
+    def __post_init__(self) -> None:
+        """Check that a certificate and its key come together: gRPC ends the process if one is missing.
+
+        Raises:
+            CredentialError: one of them is missing.
+        """
+        if (self.certificate is None) != (self.key is None):
+            given, missing = ("certificate", "key") if self.key is None else ("key", "certificate")
+            raise CredentialError(f"a {given} was given without its {missing}", where=str(self.certificate or self.key))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:

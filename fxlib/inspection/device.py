@@ -21,6 +21,7 @@ import torch
 
 from fxlib.errors import FxlibError
 from fxlib.inspection.operations import WORK
+from fxlib.serialization.files import write_whole
 
 FOLDER = Path(__file__).with_name("devices")
 
@@ -117,12 +118,12 @@ def load_device(name: str | os.PathLike[str]) -> Device:
 
 
 def save_device(device: Device, path: str | os.PathLike[str]) -> None:
-    """Write a device to a file.
+    """Write a device to a file, atomically.
 
     Raises:
         OSError: the file cannot be written.
     """
-    Path(path).write_text(_written(device))
+    write_whole(Path(path), [_written(device).encode()])
 
 
 def _written(device: Device) -> str:

@@ -164,7 +164,6 @@ RECIPES: dict[str, Recipe] = {
             "the error that the request allows, and schedule remote calls; for a module in eval mode, and without "
             "gradients.",
             passes=(
-                FoldNorms(),
                 *_FOLD,
                 ChannelsLast(),
                 Quantize(),
@@ -178,7 +177,6 @@ RECIPES: dict[str, Recipe] = {
             "schedule remote calls; for a module in eval mode, without gradients, and for processors with AMX or "
             "AVX512 for bfloat16.",
             passes=(
-                FoldNorms(),
                 *_FOLD,
                 ChannelsLast(),
                 Bfloat16(),

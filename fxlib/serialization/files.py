@@ -57,11 +57,15 @@ def contents(module: GraphModule, *, weights: bool = True) -> tuple[bytes, ...]:
 
 
 def write_whole(target: Path, parts: Iterable[bytes]) -> None:
-    """Write a file atomically.
+    """Write a file atomically; devices and pipes, such as /dev/stdout, are written to, and not replaced.
 
     Raises:
         OSError: the file cannot be written.
     """
+    if target.exists() and not target.is_file():
+        with target.open("wb") as device:
+            device.writelines(parts)
+        return
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with unfinished.open("xb") as file:

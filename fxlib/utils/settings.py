@@ -96,9 +96,13 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise ValueError(f"{text} is not positive")
+    if value > _LARGEST:
+        raise ValueError(f"{text} is more than {_LARGEST}")
     return value
 
 
+_LARGEST: Final = 2**63 - 1
+"""The largest count: messages and databases hold no larger integers."""
 TEXT: Final = Kind(read=str, metavar="TEXT")
 FILE: Final = Kind(read=Path, metavar="FILE")
 FOLDER: Final = Kind(read=Path, metavar="DIR")

@@ -158,3 +158,24 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     command = f"{sys.executable} -m fxlib.cli passes | head -n 0"
     ran = subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True)
     assert ran.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (["jobs", "--patience", "nan"], "'nan' is no time above zero, in seconds"),
+        (["calibrate", "--seconds", "-1"], "'-1' is no time above zero, in seconds"),
+        (["optimize", "a:b", "--name", "\udcff"], "is not UTF-8"),
+        (["optimize", "a:b", "--label", "\udcff=1"], "is not UTF-8"),
+    ],
+)
+def test_a_value_that_would_fail_later_is_refused_by_its_name(fxlib: Run, given: list[str], told: str) -> None:
+    ran = fxlib(*given)
+    assert ran.code == 2
+    assert given[-2] in ran.err
+    assert told in ran.err
+
+
+def test_a_value_nested_too_deeply_is_a_text(fxlib: Run) -> None:
+    ran = fxlib("optimize", "a:b", "--pass", "decompose:operators=" + "[" * 100_000)
+    assert (ran.code, "Traceback" in ran.err) == (2, False)

@@ -8,7 +8,7 @@ import pytest
 import fxlib
 from fxlib import Tls
 from fxlib.cli import main
-from fxlib.errors import ServiceUnavailableError
+from fxlib.errors import CredentialError, ServiceUnavailableError
 from tests.service.certificates import Files, certificates
 from tests.shared.real_service import real_service
 
@@ -54,3 +54,18 @@ def test_a_file_that_is_not_there_is_said_at_once(tmp_path: Path, capfd: pytest.
         fxlib.connect("localhost:8470", tls=Tls(ca=tmp_path / "none"))
     assert main(["jobs", "--tls-ca", "no-such.pem"]) == 1
     assert capfd.readouterr().err == "fxlib: TLS: No such file or directory: no-such.pem\n"
+
+
+@pytest.mark.parametrize("given", ["certificate", "key"])
+def test_half_a_pair_is_refused_before_grpc_ends_the_process(given: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CredentialError, match=f"some.pem: a {given} was given without its"):
+        Tls(**{given: "some.pem"})
+    option = {"certificate": "--tls-cert", "key": "--tls-key"}[given]
+    assert main(["jobs", option, "some.pem"]) == 2
+    assert capfd.readouterr().err.startswith(f"fxlib: {option}: it needs --tls-")
+
+
+def test_what_is_no_pem_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").touch()
+    with pytest.raises(CredentialError, match=r"empty\.pem: holds no certificate or key in PEM form"):
+        fxlib.connect("localhost:8470", tls=Tls(ca=tmp_path / "empty.pem"))

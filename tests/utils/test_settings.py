@@ -71,6 +71,7 @@ def test_a_group_is_there_if_one_of_its_options_is_and_then_whole() -> None:
     "text, says",
     [
         ("parts = 0", ":worker.parts: 0 is not positive"),
+        (f"parts = {2**63}", f":worker.parts: {2**63} is more than {2**63 - 1}"),
         ("parts = 1.5", ":worker.parts: 1.5 is not a number of the kind"),
         ("parts = '3'", ":worker.parts: '3' is not a number of the kind"),
         ("wait-seconds = nan", ":worker.wait-seconds: nan is not finite"),
