@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from operator import is_
 from typing import Any
 
@@ -46,8 +46,6 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
 _SCALARS = (bool, int, float, complex, str, tuple, type(None))
 _ALWAYS = frozenset({"inplace", "max_norm"})
 """Attributes of torch's own modules that decide which nodes may move past them."""
-_NO_OPTIONS = _ALWAYS | {"training", "forward", "_is_full_backward_hook"}
-"""Attributes of torch's own modules that are facts of their own, or that say nothing about what they compute."""
 
 
 class _BackwardOrder:
@@ -552,8 +550,15 @@ def _facts(module: nn.Module) -> Iterator[_Fact]:
 
 
 def _options(module: nn.Module) -> Iterator[_Fact]:
-    """Yield what one of torch's own modules computes with, besides its tensors and its training flag."""
-    if type(module).__module__.startswith("torch.nn.modules."):
-        for name, value in vars(module).items():
-            if isinstance(value, _SCALARS) and name not in _NO_OPTIONS:
-                yield _Fact(module, "", name, value)
+    """Yield the options of a module, if it is one of torch's own."""
+    held, kind = vars(module), type(module)
+    for name in _names_of_options(kind) if kind.__module__.startswith("torch.nn.modules.") else ():
+        if name in held and isinstance(held[name], _SCALARS):
+            yield _Fact(module, "", name, held[name])
+
+
+@cache
+def _names_of_options(kind: Any) -> Sequence[str]:
+    """Return what a class of torch's own modules is made with, and what it says is constant (`__constants__`)."""
+    given = (*inspect.signature(kind).parameters, *getattr(kind, "__constants__", ()))
+    return [name for name in dict.fromkeys(given) if name not in _ALWAYS]
