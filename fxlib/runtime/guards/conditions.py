@@ -551,7 +551,8 @@ def _facts(module: nn.Module) -> Iterator[_Fact]:
 
 def _options(module: nn.Module) -> Iterator[_Fact]:
     """Yield the options of a module, if it is one of torch's own."""
-    held, kind = vars(module), type(module)
+    held = vars(module)
+    kind: Any = type(module)
     for name in _names_of_options(kind) if kind.__module__.startswith("torch.nn.modules.") else ():
         if name in held and isinstance(held[name], _SCALARS):
             yield _Fact(module, "", name, held[name])
