@@ -40,14 +40,33 @@ _RANDOM_FUNCTIONS = frozenset(
 )
 # Whether these functions update running statistics or drop elements depends on their arguments.
 _DEPENDS = frozenset({"batch_norm", "instance_norm", "lstm", "gru", "rnn_tanh", "rnn_relu", "embedding_renorm"})
+_PURE_OPERATORS = frozenset(
+    {
+        *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "pos", "abs", "invert", "index"),
+        *("and_", "or_", "xor", "not_", "lshift", "rshift", "eq", "ne", "lt", "le", "gt", "ge", "is_", "is_not"),
+        *("getitem", "contains", "countOf", "indexOf", "truth", "concat", "length_hint"),
+    }
+)
+_PURE_BUILTINS = frozenset(
+    {
+        *("abs", "bool", "bytes", "chr", "complex", "dict", "divmod", "float", "frozenset", "int", "len", "list"),
+        *("max", "min", "ord", "pow", "range", "repr", "reversed", "round", "set", "slice", "sorted", "str", "sum"),
+        *("tuple", "zip"),
+    }
+)
+"""Others run code of the program's own, or reach objects of the server by name, as `getattr` of a class does."""
 _CASTS = frozenset({"bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short"})
 
 
 def of_function(name: str, kwargs: Mapping[str, object]) -> Contract | None:
     """Return the contract of a function of `torch`, `operator` or `builtins`, given its name "module:qualname"."""
     module, _, qualname = name.partition(":")
-    if module in ("_operator", "builtins"):
-        return None if qualname.startswith(("i", "set", "del")) and module == "_operator" else PURE
+    if any(map(callable, kwargs.values())):  # the key of `sorted`, the distance of a loss
+        return None
+    if module == "_operator":
+        return PURE if qualname in _PURE_OPERATORS else None
+    if module == "builtins":
+        return PURE if qualname in _PURE_BUILTINS else None
     if module not in ("torch", "torch.nn.functional") or kwargs.get("out") is not None or kwargs.get("inplace"):
         return None
     operator_name = qualname.removeprefix("Tensor.")

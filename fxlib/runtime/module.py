@@ -154,9 +154,8 @@ class CapturedModule(MirroredModule):
             [position for node, position in positions.items() if _is_in_backward(node)],
         )
         guarded = codegen if isinstance(codegen := self.graph._codegen, GuardedCodeGen) else None
-        returns_tracked = any(
-            map(_is_tracked, (each for node in self.graph.find_nodes(op="output") for each in node.all_input_nodes))
-        )
+        returned = {each for node in self.graph.find_nodes(op="output") for each in node.all_input_nodes}
+        returns_tracked = any(map(_is_tracked, returned))
         tracks = any(node.target in TRACKERS for node in self.graph.nodes)
         cls._program = _Program(
             cls.forward,
@@ -164,6 +163,7 @@ class CapturedModule(MirroredModule):
             guarded,
             reordered=order != sorted(order),
             reorders_backward=in_backward != sorted(in_backward),
+            returns_several=len(returned) > 1,
             tracks=tracks,
             returns_tracked=returns_tracked,
             shares_nodes=tracks and not returns_tracked and next(own_code.running_own_code(self), None) is None,
@@ -283,7 +283,7 @@ class CapturedModule(MirroredModule):
             if reordered := state.conditions.reordered(given):
                 return GuardFailure(reordered)
             if program.reorders_backward and not torch.compiler.is_compiling():
-                shows = state.conditions.backward_shows(given)
+                shows = state.conditions.backward_shows(given, returns_several=program.returns_several)
                 return GuardFailure(shows, warns=True) if shows else None
         return None
 
@@ -421,6 +421,8 @@ class _Program:
     """Whether nodes stand in another order than that of the program as captured."""
     reorders_backward: bool
     """Whether nodes through which backward runs stand in another order, and not just calls."""
+    returns_several: bool
+    """Whether the caller gets several values."""
     tracks: bool
     """Whether gradients of remote results are tracked."""
     returns_tracked: bool

@@ -10,9 +10,10 @@ from torch import nn
 from torch.distributed import rpc
 
 import fxlib
+from fxlib.capture import builtin_contracts
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
-from fxlib.spec.contract import Contract, contract_of, remote
+from fxlib.spec.contract import PURE, Contract, contract_of, remote
 from tests.capture.servers import Arithmetic, Table, double
 
 
@@ -122,3 +123,22 @@ def test_a_batched_form_needs_no_declaration_of_its_own_to_be_found() -> None:
     contract = Contract(reads=frozenset({"t"}), batched_by=name)
     fxlib.capture(lambda x: rpc.rpc_sync("ps0", double, (x,)), contracts={"tests.capture.servers:double": contract})
     assert functions.resolve(name) is double_all
+
+
+@pytest.mark.parametrize(
+    "name, pure",
+    {
+        **dict.fromkeys(("_operator:add", "_operator:getitem", "builtins:len", "builtins:sorted", "torch:add"), True),
+        **dict.fromkeys(("builtins:setattr", "builtins:getattr", "builtins:exec", "builtins:print"), False),
+        **dict.fromkeys(("builtins:next", "_operator:call", "_operator:setitem", "_operator:iadd"), False),
+    }.items(),
+)
+def test_a_builtin_is_pure_if_it_only_computes(name: str, pure: bool) -> None:
+    assert builtin_contracts.of_function(name, {}) == (PURE if pure else None)
+
+
+def test_a_function_that_is_given_one_of_the_programs_is_not_pure() -> None:
+    assert builtin_contracts.of_function("builtins:sorted", {"key": print}) is None
+    loss = "torch.nn.functional:triplet_margin_with_distance_loss"
+    assert builtin_contracts.of_function(loss, {}) == PURE
+    assert builtin_contracts.of_function(loss, {"distance_function": print}) is None

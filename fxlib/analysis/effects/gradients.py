@@ -10,7 +10,8 @@ used, so all aliases share one account.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import operator
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
@@ -29,6 +30,12 @@ _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
 _RREFS = CREATIONS | REFERENCES
 _HELD = "held"
 """The account of all parameters and of everything that this process fetches from itself, which may be a parameter."""
+
+_RETURNED = "returned"
+"""The account of all values that a module returns: its caller may give them hooks, which run in the order of backward.
+
+Autograd runs nodes from the last that was made to the first, so that those of two values keep their order if these do.
+"""
 
 FOLLOWED = "followed"
 """The account of all calls that receive RRefs which the forward made: each must end before the next begins.
@@ -52,6 +59,7 @@ class GradientUses:
         }
         self._modules: dict[OperatorFacts, tuple[Hashable, ...]] = {}
         self._held: set[Hashable] = set()
+        self._returned = frozenset(_returned(effects.nodes))
         self._joined: dict[Hashable, Hashable] = {}
         """Joined accounts, each with an account that it was joined with."""
         if any(node.target in FETCHES and self._fetches_own(node) for node in effects.nodes):
@@ -65,6 +73,11 @@ class GradientUses:
 
     def accounts_used(self, node: Node, behaviour: Behaviour) -> list[Hashable]:
         """Return the accounts to which the node's backward adds."""
+        used = self._accounts_used(node, behaviour)
+        returned = node in self._returned and behaviour.part is Part.LOCAL and node.target not in TRACKERS
+        return [*used, _RETURNED] if returned and self._takes[node] else used
+
+    def _accounts_used(self, node: Node, behaviour: Behaviour) -> list[Hashable]:
         part, operator, takes = behaviour.part, behaviour.operator, self._takes
         if part is Part.WAIT:  # what a server fetches from here is used while the call is in flight
             return self._followed(node.all_input_nodes[0])
@@ -97,7 +110,7 @@ class GradientUses:
             return _may_be_unfrozen(value) or bool(known) or getattr(value, "requires_grad", False)
         if known is not None:
             return known
-        if operator is None:
+        if operator is None or node.kwargs.get("requires_grad") not in (None, False):
             return True
         if not operator.gradient:
             return False
@@ -186,6 +199,17 @@ def _unknown() -> bool:
 def _may_be_unfrozen(value: object) -> bool:
     """Return whether it is a parameter that may take a gradient by the time of a step, whatever it did at capture."""
     return isinstance(value, torch.nn.Parameter) and (value.is_floating_point() or value.is_complex())
+
+
+def _returned(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Yield what makes the values that a graph returns, if it returns several."""
+    values = {value for node in nodes if node.op == "output" for value in node.all_input_nodes}
+    for value in values if len(values) > 1 else ():
+        yield value
+        part = value
+        while part.target is operator.getitem and not _indexes_a_tensor(part):
+            part = part.all_input_nodes[0]
+            yield part
 
 
 def _indexes_a_tensor(node: Node) -> bool:

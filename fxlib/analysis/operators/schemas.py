@@ -32,7 +32,7 @@ from fxlib.analysis.operators import operator_tables as words
 from fxlib.runtime import int8
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.ops.registry import Role, functions_with
-from fxlib.runtime.submodules import submodule
+from fxlib.runtime.submodules import is_torchs_value, submodule
 
 _FRESH = tuple(
     f"torch.nn.modules.{name}"
@@ -323,7 +323,8 @@ def _parts(module: nn.Module) -> list[nn.Module]:
 
 def _is_plain(module: nn.Module) -> bool:
     held, kind = vars(module), cast("type", type(module))
-    return _is_torchs(kind) and "forward" not in held and not any(_hooks(held))
+    own_code = not all(map(is_torchs_value, held.values()))  # an activation, or the distance of a loss
+    return _is_torchs(kind) and "forward" not in held and not own_code and not any(_hooks(held))
 
 
 def _works_in_place(module: nn.Module) -> bool:

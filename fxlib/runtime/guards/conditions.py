@@ -56,19 +56,21 @@ class _BackwardOrder:
         self._handles = -1
         """The number of hooks that this process had registered, on anything, when the parameters were seen without."""
 
-    def shows(self, tensors: Iterable[Any]) -> str:
+    def shows(self, tensors: Iterable[Any], *, returns_several: bool) -> str:
         """Return why the order shows, in words; empty if it does not.
 
         Args:
             tensors: the tensors that may have hooks: parameters, and arguments of the forward.
+            returns_several: whether the forward returns several values. They may get hooks later; those of a single one
+                run first, whatever the order.
         """
         if self._makes_graphs:
             return "a backward made a graph (create_graph=True), and second derivatives add up in the order it runs in"
         if self._handles == RemovableHandle.next_id:
             return ""
         hooked = [each for each in tensors if isinstance(each, torch.Tensor) and _has_hooks(each)]
-        if len(hooked) > 1:
-            return "several parameters or arguments have hooks, which may share state, and run in the order of backward"
+        if len(hooked) + returns_several > 1:
+            return "parameters or arguments have hooks, which may share state, and run in the order of backward"
         self._handles = -1 if hooked else RemovableHandle.next_id
         return ""
 
@@ -374,9 +376,10 @@ class Conditions:
             return "parameters that were one at capture are not, or are one that were not"
         return shared_gradient(arguments)
 
-    def backward_shows(self, arguments: Iterable[Any]) -> str:
+    def backward_shows(self, arguments: Iterable[Any], *, returns_several: bool) -> str:
         """Return why the program can tell in which order backward runs; empty if it cannot."""
-        return self.backward_order.shows(itertools.chain(arguments, self._tied_parameters.parameters()))
+        tensors = itertools.chain(arguments, self._tied_parameters.parameters())
+        return self.backward_order.shows(tensors, returns_several=returns_several)
 
     def refuses(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return why the original's forward refuses a call that the generated one may take; empty if it does not.

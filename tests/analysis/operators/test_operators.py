@@ -259,3 +259,10 @@ def _takes_gradient(function: Callable[..., Any], inputs: Any) -> bool:
 
 def _memory(tensors: list[torch.Tensor]) -> set[int]:
     return {leaf.untyped_storage().data_ptr() for leaf in tensors if leaf.layout is torch.strided} - {0}
+
+
+def test_of_a_layer_that_holds_a_function_of_the_programs_nothing_is_known() -> None:
+    assert module_operator(nn.TripletMarginWithDistanceLoss(distance_function=lambda a, b: (a - b).norm())) is None
+    assert module_operator(nn.TripletMarginWithDistanceLoss()) is not None
+    assert module_operator(nn.TransformerEncoderLayer(8, 2, 8, activation=F.gelu)) is not None
+    assert module_operator(nn.TransformerEncoderLayer(8, 2, 8, activation=lambda x: x.relu())) is None

@@ -72,7 +72,17 @@ def test_waits_come_in_the_order_in_which_their_answers_are_expected() -> None:
     found = [program.call(name, ids) for name in ("slow", "fast")]
     pooled = [program.work(f"pool_{each.name}", "sum", each) for each in found]
     known = profile([call("slow", 9), call("fast", 1)], {"pool_slow": 1, "pool_fast": 1})
-    assert schedule(program.returns(*pooled), known)[1:] == ["fast", "pool_fast", "slow", "pool_slow"]
+    both = program.work("both", torch.add, *pooled)
+    assert schedule(program.returns(both), known)[1:] == ["fast", "pool_fast", "slow", "pool_slow", "both"]
+
+
+def test_values_that_are_returned_are_made_in_the_programs_order() -> None:
+    """Their hooks run in this order."""
+    program = Sketch("ids")
+    pooled = [program.work(f"pool_{name}", "sum", program.call(name, *program.inputs)) for name in ("slow", "fast")]
+    known = profile([call("slow", 9), call("fast", 1)], {"pool_slow": 1, "pool_fast": 1})
+    order = schedule(program.returns(*pooled), known)
+    assert order.index("pool_slow") < order.index("pool_fast")
 
 
 def test_a_pair_with_next_to_nothing_to_overlap_becomes_a_blocking_call_again() -> None:

@@ -57,7 +57,8 @@ def consumed_one_by_one() -> GraphModule:
     """Three reads; the result of each goes through work of its own."""
     program = Sketch("ids")
     reads = [program.call(name, program.inputs[0], contract=READ) for name in "abc"]
-    return program.returns(*(program.work(f"work_{each.name}", torch.relu, each) for each in reads))
+    works = [program.work(f"work_{each.name}", torch.relu, each) for each in reads]
+    return program.returns(program.work("joined", torch.cat, works))
 
 
 def consumed(work_s: float, *calls: CallProfile, others: float = 0.0) -> Profile:

@@ -108,6 +108,71 @@ def test_one_hook_alone_is_no_reason_and_neither_are_hooks_where_only_calls_move
         assert steps(rewritten(in_line, reorders=False), plain, 3) == steps(in_line, plain, 3)
 
 
+class Several(Branches):
+    """Returns the values on the way, too."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = x.detach()
+        rows: torch.Tensor = rpc.rpc_sync("ps0", count, args=(x,))
+        first, second = self.first(rows), self.second(x)
+        return first, (second, first + second * self.third(x))
+
+
+def hooked(module: nn.Module, x: torch.Tensor) -> None:
+    first, (second, both) = module(x)
+    first.register_hook(draw)
+    second.register_hook(draw)
+    both.square().mean().backward()
+
+
+def test_hooks_of_several_results_run_in_the_programs_order() -> None:
+    model = Several()
+    module = rewritten(model, reorders=True)
+    assert steps(module, hooked, 3) == steps(model, hooked, 3)
+    assert fxlib.usage(module).original == {}
+
+
+def test_one_parameters_hook_counts_where_several_results_may_have_some() -> None:
+    model = Several()
+    module = rewritten(model, reorders=True)
+    model.first.weight.register_hook(draw)
+    with pytest.warns(FxlibWarning, match="have hooks"):
+        assert steps(module, hooked, 3) == steps(model, hooked, 3)
+
+
+class Perturbed(nn.Module):
+    """Takes the gradient of a leaf that it makes, which has several uses around calls."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        noise = torch.zeros_like(x, requires_grad=True)
+        rows: torch.Tensor = rpc.rpc_sync("ps0", count, args=(x,))
+        return noise, ((rows + noise) * 1.1 + (rows - noise) * 0.37 + (x + noise) * 0.3).sin()
+
+
+def test_a_leaf_made_in_the_forward_adds_its_gradients_up_in_the_programs_order() -> None:
+    captured = fxlib.capture(Perturbed())
+    module = fxlib.optimize(captured)
+
+    def uses(module: Any) -> list[str]:
+        (noise,) = module.graph.find_nodes(op="call_function", target=torch.zeros_like)
+        return [node.name for node in module.graph.nodes if noise in node.all_input_nodes]
+
+    def noise_of(model: nn.Module) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for number in range(3):
+            torch.manual_seed(number)
+            with simulated(0):
+                noise, out = model(torch.randn(2, 4))
+                (out.exp() * torch.randn_like(out)).sum().backward()
+            assert noise.grad is not None
+            found.append(noise.grad)
+        return found
+
+    assert uses(module) == uses(captured)
+    assert all(map(torch.equal, noise_of(module), noise_of(Perturbed())))
+    assert fxlib.usage(module).original == {}
+
+
 def test_hooks_that_are_removed_are_no_reason_any_more() -> None:
     model = Branches()
     module = rewritten(model, reorders=True)
@@ -116,7 +181,7 @@ def test_hooks_that_are_removed_are_no_reason_any_more() -> None:
         steps(module, plain, 1)
     for each in hooks:
         each.remove()
-    assert module._fxlib.conditions.backward_shows(()) == ""
+    assert module._fxlib.conditions.backward_shows((), returns_several=False) == ""
 
 
 def test_after_a_backward_that_made_a_graph_the_original_runs_with_its_second_derivatives() -> None:
@@ -148,7 +213,7 @@ def test_a_backward_that_makes_a_graph_is_noticed_wherever_the_result_holds_what
     order.watch(packed(y))
     with pytest.warns(FxlibWarning, match="create_graph"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
-    assert "create_graph" in order.shows(())
+    assert "create_graph" in order.shows((), returns_several=False)
 
 
 def test_second_derivatives_are_the_same_where_only_calls_move() -> None:
