@@ -26,6 +26,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxlib.errors import FxlibWarning
+from fxlib.runtime import compiled_numbers
 from fxlib.runtime.backends import BACKENDS, Backend, installed
 from fxlib.runtime.lookups import are_rows, lookup_of
 from fxlib.runtime.submodules import TABLES
@@ -247,6 +248,8 @@ class Part:
         part = over(self._module, graph)
         start = time.perf_counter()
         try:
+            compiled_numbers.refuse(part, values, backend.name)
+            compiled_numbers.mend(part, backend.name)
             compiled, found = _within(self.limit_s, lambda: _made_by(backend, part, values))
         except Exception as error:  # noqa: BLE001 - a compiler may raise anything
             self._give_up(f"{self.name} could not compile it: {type(error).__name__}: {str(error)[:500]}")
@@ -256,6 +259,7 @@ class Part:
         if problem := _difference(found, results):
             self._give_up(f"{self.name} returned {problem}")
             return None
+        compiled = compiled_numbers.guarded(compiled, self._module, backend.name)
         if not any(map(_is_laid_out_otherwise, found, results)):
             return compiled
         layouts = [each.stride() for each in results]
@@ -307,6 +311,8 @@ def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
     kinds: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()]
     for each in values:
         if type(each) in (torch.Tensor, nn.Parameter):
+            if not each.numel() or each.is_neg() or each.is_conj():
+                return None  # there is nothing to gain, or a sign that is still to be changed
             kinds.append((each.shape, each.stride(), each.dtype, each.device, each.requires_grad))
         elif type(each) in (bool, int, float, type(None)):
             kinds.append((type(each), each))
