@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias
 
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 
 from fxlib.analysis.effects.gradients import records_gradients
@@ -17,6 +18,7 @@ from fxlib.analysis.operators.canonical import Form, form_of
 from fxlib.analysis.operators.layouts import layout_of
 from fxlib.errors import PassError
 from fxlib.rules.snippet import Snippet, inputs_in
+from fxlib.wire.targets import function_name
 
 GUARDS: dict[str, Guard] = {}
 """All guards by name."""
@@ -100,9 +102,11 @@ def _location_of(program: object) -> str:
 
 def _line(node: Node) -> str:
     target = node.target
-    if callable(target):
-        module = getattr(target, "__module__", None) or ""
-        target = f"{module}.{getattr(target, '__qualname__', target)}"
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        target = str(target)
+    elif callable(target):  # `F.max_pool2d` and others made alike share one qualified name
+        own = f"{getattr(target, '__module__', None) or ''}.{getattr(target, '__qualname__', target)}"
+        target = function_name(target) or own
     kind = node.type if node.op == "placeholder" else ""
     return f"{node.name} = {node.op} {target} {node.args} {node.kwargs} {kind}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from fxlib.client import Client, Endpoint
@@ -25,6 +27,7 @@ from fxlib.reasons import Reason
 from fxlib.spec.job import Job
 from fxlib.spec.labels import show_labels
 from fxlib.spec.report import Estimate, plain
+from fxlib.utils.local_service import TOKEN_FILE
 from fxlib.zoo import reaper
 from fxlib.zoo.manifest import Entry
 from fxlib.zoo.pooling import pooled
@@ -194,7 +197,7 @@ class _Course:
             requests = [request, *(f"{request}/{index}" for index in range(1, len(entry.wheres)))]
             asked = {
                 "entry": asdict(entry),
-                "service": asdict(self._options.service),
+                "service": _elsewhere(self._options.service),
                 "request_ids": [uuid.uuid5(_IDS, each).hex for each in requests],
                 "fresh": self._options.fresh,
             }
@@ -223,6 +226,8 @@ class _Course:
 
     def _followed(self, entry: Entry, row: Row, deadline: float) -> Row | None:
         """Wait for the service's answer, across its restarts; return None if it no longer knows a job."""
+        if not (row.job_ids and _are_ids(row.job_ids)):
+            return None
         jobs = list[Job]()
         for job_id in row.job_ids:
             try:
@@ -421,7 +426,13 @@ def _answered(row: Row, report: dict[str, Any]) -> Row:
 
 
 def _with_jobs(row: Row, entry: Entry, jobs: Sequence[str]) -> Row:
-    """Return the row with its job, or with its jobs on several machines."""
+    """Return the row with its job, or with its jobs on several machines.
+
+    Raises:
+        ValueError: there is another number of jobs, or one of them has an impossible id.
+    """
+    if not _are_ids(jobs):
+        raise ValueError("no ids of jobs")
     if not entry.replicas:
         (job_id,) = jobs
         return replace(row, job_id=job_id)
@@ -463,6 +474,18 @@ def _between(entry: Entry, row: Row, jobs: Sequence[Job], reports: Sequence[dict
         explanation=f"{reason.sentence()} ({over})",
         gain=gain,
     )
+
+
+def _are_ids(jobs: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"[A-Za-z0-9._:-]{1,128}", each) for each in jobs)
+
+
+def _elsewhere(service: Endpoint) -> dict[str, Any]:
+    """Return how to reach the service for a process whose model may change the folder."""
+    found = asdict(service)
+    found["token_file"] = found["token_file"] or os.environ.get(TOKEN_FILE) or None
+    paths = {name: found[name] for name in ("ca", "certificate", "key", "token_file")}
+    return found | {name: None if path is None else str(Path(path).absolute()) for name, path in paths.items()}
 
 
 def _dependencies(answer: dict[str, Any]) -> Dependencies | None:

@@ -27,6 +27,8 @@ T = TypeVar("T")
 MOST_FILES: Final = 20_000
 """Maximum number of files that are noted; a model made from more is always made anew."""
 
+ABSENT: Final = (-1, -1)
+"""The state of a file that is not there."""
 _ELSEWHERE: Final = ("/proc/", "/sys/", "/dev/", "/etc/", "/tmp/torchinductor")  # noqa: S108 - nothing is written there
 _WRITES: Final = os.O_WRONLY | os.O_RDWR
 _READERS: Final = (
@@ -43,7 +45,8 @@ class Dependencies:
     """The state of the files that a model was made from.
 
     Attributes:
-        files: [size in bytes, time of the last change in nanoseconds] by path.
+        files: [size in bytes, time of the last change in nanoseconds] by path; `ABSENT` for one that was looked for,
+            and was not there.
         environment: a hash of Python's version and the distributions installed.
         complete: whether all files are noted.
     """
@@ -64,7 +67,7 @@ class Dependencies:
         for path, state in self.files.items():
             if path not in known:
                 known[path] = _state(path)
-            if known[path] != tuple(state):
+            if (known[path] or ABSENT) != tuple(state):
                 return False
         return True
 
@@ -90,7 +93,7 @@ class Observer:
         """Return all files that were read, and those of all modules that are imported."""
         self._read_modules()
         states = {path: state or _state(path) for path, state in sorted(self._files.items())}
-        kept = {path: state for path, state in states.items() if state is not None and not _was_temporary(path)}
+        kept = {path: state or ABSENT for path, state in states.items() if not _was_temporary(path)}
         return Dependencies(
             files=dict(itertools.islice(kept.items(), MOST_FILES)),
             environment=self._environment,

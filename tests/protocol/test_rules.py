@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
 from torch.nn import functional as F
 
 import fxlib
@@ -49,6 +52,18 @@ def test_a_rule_arrives_as_it_was_sent() -> None:
 def test_rules_that_differ_have_other_keys() -> None:
     one, other = (recipe_from_proto(_sent(each)).key for each in (_scaled(2.0), _scaled(3.0)))
     assert one != other
+
+
+def test_so_have_rules_of_functions_that_torch_names_alike() -> None:
+    def rule(function: Any) -> Rule:
+        graph = Graph()
+        x = graph.placeholder("x")
+        graph.output(graph.create_node("call_function", function, (x, 1), name="pooled"))
+        return Rule(lambda x: F.relu(F.relu(x)), GraphModule({}, graph), name="one")
+
+    assert F.max_pool2d.__qualname__ == F.adaptive_max_pool2d.__qualname__
+    assert repr(rule(F.max_pool2d)) != repr(rule(F.adaptive_max_pool2d))
+    assert repr(rule(F.max_pool2d)) == repr(rule(F.max_pool2d))
 
 
 def _scaled(factor: float) -> Rule:

@@ -64,6 +64,16 @@ def answers_otherwise() -> None:
     time.sleep(1000)
 
 
+def answers_no_job() -> None:
+    os.write(int(sys.argv[1]), b'{"jobs": [""], "cached": false}\n')
+    time.sleep(1000)
+
+
+def answers_half_a_letter() -> None:
+    os.write(int(sys.argv[1]), b'{"jobs": ["\\ud800"], "cached": false}\n')
+    time.sleep(1000)
+
+
 def stops_answering() -> None:
     os.close(int(sys.argv[1]))
     time.sleep(1000)

@@ -29,7 +29,7 @@ from fxlib.spec.report import Decision, Estimate, Report
 from fxlib.v1 import workers_pb2
 from fxlib.zoo import Entry, Row, Run, Runs, run_zoo, runs
 from fxlib.zoo.report import write_site
-from fxlib.zoo.run_zoo import RunOptions
+from fxlib.zoo.run_zoo import RunOptions, _elsewhere
 from tests.service.disks import MAY_MOUNT, small_disk
 from tests.shared.forked import Module, forks
 from tests.shared.real_service import Answer, adopt, real_service, scripted_worker
@@ -44,6 +44,8 @@ HOSTILE = {
     "writes_nonsense": ("ANSWER", "the process wrote no answer"),
     "nests": ("ANSWER", "the process wrote no answer"),
     "answers_otherwise": ("ANSWER", "an answer of another form"),
+    "answers_no_job": ("ANSWER", "an answer of another form"),
+    "answers_half_a_letter": ("ANSWER", "an answer of another form"),
     "stops_answering": ("CRASHED", "the process stopped answering while making the model"),
     "raises": ("MODEL", "KeyError: 'no such weights'"),
     "needs_a_gpu": ("DEVICE", "it needs a device that this machine has not; have it made on the CPU"),
@@ -539,3 +541,11 @@ def test_a_replica_that_nobody_measures_fails_the_row_and_says_which(tmp_path: P
         with connect(address) as client:
             states = [client.job(each).state for each in found["clicks"].job_ids]
     assert states == ["succeeded", "succeeded", "cancelled"]
+
+
+def test_files_of_credentials_are_found_from_any_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = _elsewhere(Endpoint(address="localhost:1", ca="ca.pem", token_file="token"))
+    assert (found["ca"], found["token_file"], found["key"]) == (f"{tmp_path}/ca.pem", f"{tmp_path}/token", None)
+    monkeypatch.setenv("FXLIB_TOKEN_FILE", "other")
+    assert _elsewhere(Endpoint(address="localhost:1"))["token_file"] == f"{tmp_path}/other"

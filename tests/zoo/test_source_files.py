@@ -104,3 +104,19 @@ torch.export.load(folder / "d.pt2")
 torch.jit.load(folder / "e.ts")
 """
     assert noted(tmp_path, before, making) == "a.safetensors b.safetensors c.pt d.pt2 e.ts True True"
+
+
+LOOKING = """
+import tempfile
+tempfile.tempdir = "/elsewhere"
+with contextlib.suppress(FileNotFoundError): open(folder / "a.txt")
+"""
+
+
+def test_a_file_that_is_not_there_is_noted(tmp_path: Path) -> None:
+    assert noted(tmp_path, "", LOOKING) == "a.txt True True"
+
+
+def test_a_file_that_has_appeared_where_there_was_none_has_changed(tmp_path: Path) -> None:
+    end = 'found = observer.found(); edit("a.txt"); print(found.unchanged({}, environment())); sys.exit()'
+    assert noted(tmp_path, "", f"{LOOKING}\n{end}") == "False"
