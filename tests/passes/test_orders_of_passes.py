@@ -18,7 +18,7 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.layer(x).sigmoid()
-        return y.exp() * torch.exp(self.get_buffer("scale"))
+        return y.exp() * torch.sqrt(self.get_buffer("scale"))
 
 
 @pytest.mark.slow
