@@ -105,7 +105,7 @@ def _comparisons() -> tuple[Comparison, ...]:
         Comparison(
             graph="constants",
             make=_program(graphs.constants),
-            ours=FoldConstants(),
+            ours=FoldConstants(bitwise=False),
             stock=stock.on_copy(stock.fold_constants),
             left=_nodes,
         ),
