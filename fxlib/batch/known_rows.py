@@ -9,10 +9,14 @@ import torch
 
 def numerics() -> str:
     """Return the properties of this process that decide, besides the arguments, which bits its operators compute."""
-    tiny = bool(
-        torch.tensor(1e-39, dtype=torch.float32, device="cpu") * 0.5
-    )  # whether this thread rounds such small numbers to zero
-    return f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} {tiny}"
+    number = torch.tensor(1e-39, dtype=torch.float32, device="cpu")
+    tiny = bool(number * 0.5)  # whether this thread rounds such small numbers to zero
+    modes = (
+        *(torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), tiny),
+        *(torch.get_default_dtype(), torch.get_float32_matmul_precision()),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    return " ".join(map(str, modes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,7 +10,7 @@ import random
 import sys
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -61,6 +61,13 @@ def _why_not_ahead(loader: object) -> str:
         return f"nothing is known of what a {type(loader).__name__} does when it is asked for a batch"
     if loader.num_workers == 0:
         return "the loader has no worker processes, and may draw from this process's generators"
+    if loader.persistent_workers and type(loader.dataset) is not data.TensorDataset:
+        return "its workers outlive the epoch, and a batch pulled in vain, as before a break, changes what they draw"
+    return _why_not_sampled_ahead(loader)
+
+
+def _why_not_sampled_ahead(loader: data.DataLoader[Any]) -> str:
+    """Return why indices may not be asked for before the loop asks for their batch; empty if they may."""
     batches = loader.batch_sampler
     samplers = [loader.sampler, getattr(batches, "sampler", loader.sampler)]
     known = (*_SAMPLERS, *_samplers_of_torchdata())
@@ -320,7 +327,7 @@ class Pipeline(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         """Begin an epoch: the loader's iterator is made here, on the caller's thread."""
-        return self._epoch(_Puller(self._loader, ahead=not self.why_not_ahead))
+        return _Epoch(self._turns(_Puller(self._loader, ahead=not self.why_not_ahead)))
 
     def state_dict(self) -> Any:
         """Return the loader's state as of the last batch that was yielded, after its pushes were answered.
@@ -349,7 +356,8 @@ class Pipeline(Generic[B]):
             raise FxlibError(f"a {type(self._loader).__name__} has no {name}", where="fxlib.pipeline")
         return self._loader
 
-    def _epoch(self, puller: _Puller[B]) -> Iterator[B]:
+    def _turns(self, puller: _Puller[B]) -> Generator[_Pulled[B], None, None]:
+        """Yield what the loop asks for: batches, and exceptions of the loader."""
         queue: deque[_Pulled[B]] = deque()
         states: deque[Any] = deque()
         keeps_state = hasattr(self._loader, "state_dict")
@@ -372,7 +380,8 @@ class Pipeline(Generic[B]):
                         ahead.settle_pushes()
                     if isinstance(current.error, StopIteration):
                         return
-                    raise current.error
+                    yield current
+                    continue
                 found = self._opened(used)
                 depth = self._depth or (found[1].depth if found else 1)
                 while len(queue) < depth and self._may_follow(queue) and puller.may_pull_early():
@@ -381,7 +390,7 @@ class Pipeline(Generic[B]):
                     current.entry.is_due = True
                 if found:
                     self._fetch(queue, *found, used)
-                yield current.batch  # type: ignore[misc]
+                yield current
                 self._forget(current, used)
         finally:
             self._close(used)
@@ -507,3 +516,21 @@ class Pipeline(Generic[B]):
                 self._names = list(inspect.signature(forward).parameters)[1:]
             self._forward = forward
         return self._names
+
+
+class _Epoch(Iterator[B]):
+    """One run of a loop over its loader; as of the loader's own iterator, an exception of it is not the end."""
+
+    def __init__(self, turns: Generator[_Pulled[B], None, None]) -> None:
+        self._turns = turns
+
+    def __next__(self) -> B:
+        """Return the next batch, after the step of the one before is over."""
+        found = next(self._turns)
+        if found.error is not None:
+            raise found.error
+        return found.batch  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Leave nothing in flight; this happens, too, where a loop is left."""
+        self._turns.close()

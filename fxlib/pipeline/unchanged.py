@@ -10,6 +10,8 @@ from torch.distributed import rpc
 
 _COPIED_BYTES = 1 << 20
 """Size in bytes up to which a tensor's bits are compared, too."""
+_COPIED_INDEX_BYTES = 1 << 26
+"""The same of tensors of integers, which are the keys of rows."""
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtypes by size in bytes; compared as integers, NaN equals itself."""
@@ -55,9 +57,10 @@ class Noted:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a small tensor's bits as integers; None for a large one, or one that is not in plain host memory."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.nbytes > _COPIED_BYTES:
-        return None
     dtype = tensor.dtype
+    most = _COPIED_BYTES if dtype.is_floating_point or dtype.is_complex else _COPIED_INDEX_BYTES
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.nbytes > most:
+        return None
     words = _WORDS.get(dtype.itemsize)
     if words is None or tensor.is_quantized:
         return None

@@ -60,6 +60,9 @@ def origin_of(server: str, call: NamedCall, contract: Contract) -> Origin | None
         return None
     if not (_declares(name, "with_state", contract.with_state) and _declares(contract.gradient, "update", None)):
         return None
+    known = declared_contract(contract.with_state)
+    if known is None or not known.reads <= contract.reads:  # what a write changes beyond the rows would go unnoticed
+        return None
     return Origin(server, part, contract.with_state, contract.gradient, others)
 
 

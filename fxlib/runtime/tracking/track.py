@@ -26,8 +26,8 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
     Raises:
         ContractError: there is no tensor in the result.
     """
-    if not torch.is_grad_enabled():
-        return result
+    if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return result  # a transform of torch.func brings no gradient to a tape
     forward = current_forward() or ForwardContext()  # outside of a forward, nobody reads the notes
     if type(result) is torch.Tensor:
         if not _may_take_a_gradient(result):
@@ -53,7 +53,9 @@ def track_together(result: Any, push: Destination) -> Any:
         ContractError: there is no tensor in the result.
     """
     forward = THREAD.forward
-    made = None if forward is None or not torch.is_grad_enabled() else forward.made.pop(id(result), None)
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    tracks = torch.is_grad_enabled() and not transformed
+    made = forward.made.pop(id(result), None) if forward is not None and tracks else None
     if forward is None or made is None or result.requires_grad:
         return track(result, push, together=True)
     _, output, slot = made
