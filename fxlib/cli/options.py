@@ -103,13 +103,13 @@ def count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Read a time above zero, which may be infinite."""
+    """Read a time, which may be infinite."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not value > 0.0:  # NaN is not, either
-        raise argparse.ArgumentTypeError(f"{text!r} is no time above zero, in seconds")
+    if not value >= 0.0:  # NaN is not, either
+        raise argparse.ArgumentTypeError(f"{text!r} is no time in seconds")
     return value
 
 

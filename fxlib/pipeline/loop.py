@@ -6,6 +6,7 @@ A batch is pulled before the loop asks for it if nobody can notice; the result o
 from __future__ import annotations
 
 import inspect
+import math
 import random
 import sys
 import warnings
@@ -31,7 +32,7 @@ B = TypeVar("B")
 _SEQUENCES = (list, tuple, range)
 """Types whose items can be taken before the loop asks for them; a list is looked at once more then."""
 _SAMPLERS = (data.RandomSampler, data.SequentialSampler, data.DistributedSampler, data.SubsetRandomSampler)
-"""Samplers that draw when their iterator is made, or from a generator that others can be seen to use, too."""
+"""Samplers that draw when their iterator is made and, if they were given a generator, once more at their end."""
 Inputs = Callable[[Any], Any]
 """A function that maps a batch to the module's arguments: a tuple, a dict by name, a `fxlib.Batch`, or a single one."""
 
@@ -98,11 +99,16 @@ def _draws_again(sampler: Any) -> bool:
     return sampler.replacement or sampler.num_samples > len(sampler.data_source)
 
 
-def _generator_of(loader: object) -> torch.Generator | None:
-    """Return the generator that a loader's sampler was given; None if it was given none."""
+def _pulls_before_the_end(loader: Any) -> float:
+    """Return how many batches may be pulled before the sampler comes to its end, where torch's draws once more.
+
+    It is infinite unless the sampler was given a generator, from which the loop may draw, too.
+    """
     batches = getattr(loader, "batch_sampler", None)
-    found = getattr(getattr(batches, "sampler", getattr(loader, "sampler", None)), "generator", None)
-    return found if isinstance(found, torch.Generator) else None
+    sampler = getattr(batches, "sampler", getattr(loader, "sampler", None))
+    if not isinstance(getattr(sampler, "generator", None), torch.Generator):
+        return math.inf
+    return len(loader) - loader.num_workers * (loader.prefetch_factor or 0) - 1
 
 
 def _samplers_of_torchdata() -> tuple[type, ...]:
@@ -124,21 +130,13 @@ class _Puller(Generic[B]):
         self._list: list[B] | None = loader if type(loader) is list else None
         self._next = 0
         self.ahead = ahead
-        self._generator = _generator_of(loader)
-        self._left_as = _state_of(self._generator)
-        """The state in which the last pull left this generator; None if there is none."""
+        self._pulled = 0
+        """Number of batches that were pulled."""
+        self._before_the_end = _pulls_before_the_end(loader)
 
     def may_pull_early(self) -> bool:
         """Return whether the next batch may be pulled before the loop asks for it, as far as is known by now."""
-        if self.ahead and self._left_as is not None and self._left_as != _state_of(self._generator):
-            self.ahead = False
-            warnings.warn(
-                "the loop draws from the generator of its loader's sampler, so its batches are no longer pulled "
-                "ahead: the sampler would draw before the loop. Give the sampler a generator of its own.",
-                FxlibWarning,
-                stacklevel=4,
-            )
-        return self.ahead
+        return self.ahead and self._pulled < self._before_the_end
 
     def pull(self, *, early: bool = False) -> _Pulled[B]:
         """Return the iterator's next batch or exception.
@@ -154,7 +152,7 @@ class _Puller(Generic[B]):
             found = _Pulled(batch=next(self._iterator))
         except Exception as error:  # noqa: BLE001 - raised where the loop asks for the batch
             found = _Pulled(error=error)
-        self._left_as = _state_of(self._generator)
+        self._pulled += 1
         if before is not None and before != _generators():
             self.ahead = False
             warnings.warn(
@@ -182,10 +180,6 @@ class _Puller(Generic[B]):
         if pulled.error is not None:
             return self._next >= len(held)
         return pulled.index < len(held) and held[pulled.index] is pulled.batch
-
-
-def _state_of(generator: torch.Generator | None) -> bytes | None:
-    return None if generator is None else generator.get_state().numpy().tobytes()
 
 
 def _generators() -> tuple[object, ...]:

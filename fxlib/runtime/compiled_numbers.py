@@ -7,8 +7,10 @@ attention gives 0 for a row of which the mask leaves nothing, as padding has it,
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
@@ -18,8 +20,9 @@ from typing_extensions import override
 
 from fxlib.runtime.lookups import lookup_of
 
-_LARGEST_INTEGER: Final = 1 << 24
-"""The largest absolute value of integers that a part of OpenVINO's takes: sums of many stay below 32 bits."""
+_LARGEST_INTEGER: Final = 1 << 20
+"""The largest absolute value of integers that a part of OpenVINO's takes: sums of 2,048 of them have 32 bits."""
+_MOST_SUMMED: Final = 2048
 _ATTENTION: Final = frozenset(
     {functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
 )
@@ -29,23 +32,25 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_MOVING: Final = _words(
+_EXACT: Final = _words(
     """
     size dim view reshape flatten unflatten squeeze unsqueeze expand expand_as transpose permute t contiguous clone
-    detach getitem select slice narrow chunk split unbind cat stack to type _to_copy float double half bfloat16 long int
-    bool arange zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full embedding index_select gather
+    detach getitem select slice narrow chunk split unbind cat stack arange zeros ones full zeros_like ones_like
+    full_like new_zeros new_ones new_full index_select gather topk max min amax amin argmax argmin where masked_fill
+    and_ or_ xor not_ invert bitwise_and bitwise_or bitwise_not logical_and logical_or logical_not maximum minimum clamp
+    add sub rsub neg abs
     """
 )
-"""Operators that move numbers or round them to another dtype."""
-_EXACT: Final = _MOVING | _words(
-    """
-    eq ne lt le gt ge where masked_fill and_ or_ xor not_ invert bitwise_and bitwise_or bitwise_not logical_and
-    logical_or logical_not maximum minimum clamp add sub rsub neg abs any all
-    """
-)
-"""Operators that are exact on integers of 32 bits as long as these are small."""
+"""Operators whose integers are exact in 32 bits as long as those that they are given are small."""
+_CASTS: Final = _words("to type _to_copy float double half bfloat16 long int bool")
+_SUMS: Final = _words("sum cumsum")
 _WIDE: Final = frozenset({torch.int32, torch.int64})
 _NARROW: Final = frozenset({torch.uint8, torch.int8, torch.int16})
+_DOUBLE: Final = frozenset({torch.float64, torch.complex128})
+
+
+class OtherNumbersError(Exception):
+    """A compiler would compute other numbers than torch does for some inputs."""
 
 
 def refuse(part: GraphModule, values: Sequence[Any], backend: str) -> None:
@@ -57,54 +62,92 @@ def refuse(part: GraphModule, values: Sequence[Any], backend: str) -> None:
         backend: the name of the compiler.
 
     Raises:
-        ValueError: the compiler would compute other numbers; the message names the node.
+        OtherNumbersError: the compiler would compute other numbers; the message names the node.
     """
     if (check := _CHECKS.get(backend)) is None:
         return
     run = _Checked(part, check)
     run.run(*values)
     if run.problem:
-        raise ValueError(run.problem)
+        raise OtherNumbersError(run.problem)
 
 
 class _Checked(Interpreter):
     """Notes the first node that a check finds something to say about."""
 
-    def __init__(self, part: GraphModule, check: Callable[[GraphModule, Node, Sequence[torch.Tensor]], str]) -> None:
-        super().__init__(part, garbage_collect_values=False)
+    def __init__(self, part: GraphModule, check: _Check) -> None:
+        super().__init__(part)
         self._part, self._check = part, check
         self.problem = ""
 
     @override
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if not self.problem and n.op not in ("placeholder", "get_attr", "output"):
-            given = [result, *(self.env[each] for each in n.all_input_nodes)]
-            tensors = [each for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)]
-            problem = self._check(self._part, n, tensors)
+        if not self.problem and n.op not in ("placeholder", "output"):
+            given = _tensors([self.env[each] for each in n.all_input_nodes])
+            problem = self._check(self._part, n, given, _tensors(_used(n, result)))
             self.problem = f"{n.name} {problem}" if problem else ""
         return result
 
 
-def _of_openvino(part: GraphModule, node: Node, tensors: Sequence[torch.Tensor]) -> str:
-    name, dtypes = _name(node), {each.dtype for each in tensors}
-    if not all(map(torch.Tensor.numel, tensors)):
+_Check: TypeAlias = Callable[[GraphModule, Node, Sequence[torch.Tensor], Sequence[torch.Tensor]], str]
+
+
+def _used(node: Node, result: Any) -> Any:
+    """Return the parts of a result that other nodes take, if only parts of it are taken."""
+    if isinstance(result, (tuple, list)) and all(each.target is operator.getitem for each in node.users):
+        indices: list[Any] = [each.args[1] for each in node.users]
+        return [result[index] for index in indices]
+    return result if node.users else ()
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+
+
+def _of_openvino(part: GraphModule, node: Node, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> str:
+    name, before, after = _name(node), {each.dtype for each in given}, {each.dtype for each in made}
+    if not all(map(torch.Tensor.numel, (*given, *made))):
         return "computes a tensor without elements"
-    if lookup_of(part, node) is not None or name in _MOVING:
-        return ""
-    if torch.float64 in dtypes or torch.complex128 in dtypes:
+    if (before & _DOUBLE and name not in _CASTS) or after & _DOUBLE:
         return "computes float64, and OpenVINO does so in float32"
-    if dtypes & _NARROW or (dtypes & _WIDE and name not in _EXACT):
-        return "computes integers, and OpenVINO has other results"
+    if lookup_of(part, node) is not None:
+        return ""
+    if not all(map(_is_small, made)):
+        return "computes integers that may be too large for OpenVINO"
+    if after & (_WIDE | _NARROW) and node.op != "get_attr":
+        return _problem_of_integers(name, before, after, given)
     literals = [each for each in pytree.tree_leaves((node.args, node.kwargs)) if type(each) is int]
-    if dtypes & _WIDE and any(abs(each) > _LARGEST_INTEGER for each in literals):
+    if before & (_WIDE | _NARROW) and any(abs(each) > _LARGEST_INTEGER for each in literals):
         return "computes with an integer that may be too large for OpenVINO"
     return ""
 
 
-def _of_onnxruntime(_: GraphModule, node: Node, tensors: Sequence[torch.Tensor]) -> str:
+def _problem_of_integers(
+    name: str, before: AbstractSet[torch.dtype], after: AbstractSet[torch.dtype], given: Sequence[torch.Tensor]
+) -> str:
+    """Return what is wrong with an operator that makes integers; empty if nothing is."""
+    if name in _CASTS:
+        from_floats = any(each.is_floating_point for each in before)
+        return "rounds to integers, which may be too large for OpenVINO" if from_floats else ""
+    if name in _SUMS and all(max(each.shape, default=1) <= _MOST_SUMMED for each in given):
+        return ""
+    if name == "mul" and torch.bool in before:
+        return ""
+    narrow = after & _NARROW and name in ("add", "sub", "rsub", "neg", "abs")
+    return "computes integers, and OpenVINO has other results" if narrow or name not in _EXACT else ""
+
+
+def _is_small(value: torch.Tensor) -> bool:
+    if value.dtype not in _WIDE or not value.numel():
+        return True
+    least, most = torch.aminmax(value)
+    return int(least) >= -_LARGEST_INTEGER and int(most) <= _LARGEST_INTEGER
+
+
+def _of_onnxruntime(_: GraphModule, node: Node, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> str:
     divides = _name(node) in ("div", "divide") and node.kwargs.get("rounding_mode") is not None
-    if divides and not all(map(torch.Tensor.is_floating_point, tensors)):
+    if divides and not all(map(torch.Tensor.is_floating_point, (*given, *made))):
         return "divides integers, and ONNX Runtime does so in float32"
     return ""
 
@@ -113,6 +156,9 @@ _CHECKS: Final = {"openvino": _of_openvino, "onnxruntime": _of_onnxruntime}
 
 
 def _name(node: Node) -> str:
+    """Return the name of an operator; empty for a module, whose path says nothing."""
+    if node.op not in ("call_function", "call_method"):
+        return ""
     return str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")).partition(".")[0]
 
 
@@ -148,8 +194,6 @@ def _are_for_openvino(values: Sequence[torch.Tensor]) -> bool:
         if each.is_floating_point():
             if each.sum().isnan():  # one pass over it; infinities of both signs count, too
                 return False
-        elif each.dtype in _WIDE:
-            least, most = torch.aminmax(each)
-            if int(least) < -_LARGEST_INTEGER or int(most) > _LARGEST_INTEGER:
-                return False
+        elif not _is_small(each):
+            return False
     return True

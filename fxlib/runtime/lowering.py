@@ -251,6 +251,10 @@ class Part:
             compiled_numbers.refuse(part, values, backend.name)
             compiled_numbers.mend(part, backend.name)
             compiled, found = _within(self.limit_s, lambda: _made_by(backend, part, values))
+        except compiled_numbers.OtherNumbersError as refusal:  # parts may be compiled for other kinds of inputs
+            self.problem = f"{self.name} would compute other numbers: {refusal}"
+            warnings.warn(f"a part of the graph runs uncompiled: {self.problem}", FxlibWarning, stacklevel=2)
+            return None
         except Exception as error:  # noqa: BLE001 - a compiler may raise anything
             self._give_up(f"{self.name} could not compile it: {type(error).__name__}: {str(error)[:500]}")
             return None

@@ -44,6 +44,7 @@ from fxlib.runtime.ops.calls import is_issue, is_wait
 from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.ops.timeline import current_recording
+from fxlib.runtime.results import returned
 from fxlib.runtime.submodules import TABLES, local_modules, remote_modules
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients
@@ -154,8 +155,8 @@ class CapturedModule(MirroredModule):
             [position for node, position in positions.items() if _is_in_backward(node)],
         )
         guarded = codegen if isinstance(codegen := self.graph._codegen, GuardedCodeGen) else None
-        returned = {each for node in self.graph.find_nodes(op="output") for each in node.all_input_nodes}
-        returns_tracked = any(map(_is_tracked, returned))
+        results = returned(self.graph)
+        returns_tracked = any(map(_is_tracked, results))
         tracks = any(node.target in TRACKERS for node in self.graph.nodes)
         cls._program = _Program(
             cls.forward,
@@ -163,7 +164,7 @@ class CapturedModule(MirroredModule):
             guarded,
             reordered=order != sorted(order),
             reorders_backward=in_backward != sorted(in_backward),
-            returns_several=len(returned) > 1,
+            returns_several=len(results) > 1,
             tracks=tracks,
             returns_tracked=returns_tracked,
             shares_nodes=tracks and not returns_tracked and next(own_code.running_own_code(self), None) is None,

@@ -234,7 +234,8 @@ class ModuleState:
         """Take from a module's graph what it assumes."""
         self.constants = constants_of(graph)
         self.weight_assumptions.read(module, graph)
-        self.conditions.fix_options(_called_modules(module, graph))
+        exported = isinstance(graph._codegen, GuardedCodeGen)
+        self.conditions.fix_options(_called_modules(module, graph), exported=exported)
 
     def broken(self, *, grad_enabled: bool) -> str:
         """Return which condition of the capture does not hold any more; empty if all hold."""

@@ -25,6 +25,8 @@ MARK = b"\x93FXG\r\n\x1a\n"
 bit."""
 
 _LENGTH_BYTES = 8
+_DEVICES = ("/dev/", "/proc/")
+"""The beginnings of paths to devices, and to what a process has open, which may be a file: /dev/stdout leads there."""
 _NO_FUNCTIONS: Mapping[str, Callable[..., Any]] = {}
 _DEFAULT_LIMITS = wire.Limits()
 
@@ -62,7 +64,7 @@ def write_whole(target: Path, parts: Iterable[bytes]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    if target.exists() and not target.is_file():
+    if str(target.absolute()).startswith(_DEVICES) or (target.exists() and not target.is_file()):
         with target.open("wb") as device:
             device.writelines(parts)
         return

@@ -163,8 +163,8 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
 @pytest.mark.parametrize(
     "given, told",
     [
-        (["jobs", "--patience", "nan"], "'nan' is no time above zero, in seconds"),
-        (["calibrate", "--seconds", "-1"], "'-1' is no time above zero, in seconds"),
+        (["jobs", "--patience", "nan"], "'nan' is no time in seconds"),
+        (["calibrate", "--seconds", "-1"], "'-1' is no time in seconds"),
         (["optimize", "a:b", "--name", "\udcff"], "is not UTF-8"),
         (["optimize", "a:b", "--label", "\udcff=1"], "is not UTF-8"),
     ],

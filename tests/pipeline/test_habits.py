@@ -339,6 +339,7 @@ def loaders() -> dict[str, Callable[[], data.DataLoader[Any]]]:
     again = data.RandomSampler(given, replacement=True, generator=generator)
     longer = data.RandomSampler(given, num_samples=9, generator=generator)
     return {
+        "its workers outlive the epoch": loader(persistent_workers=True),
         "Chosen": loader(Chosen),
         "Backwards": loader(batch_sampler=data.BatchSampler(Backwards(), 2, drop_last=False)),
         "again and again": loader(sampler=again),
@@ -352,19 +353,21 @@ def test_a_loader_that_may_draw_or_look_at_the_loop_is_pulled_where_the_loop_pul
 
 
 @pytest.mark.slow
-def test_a_loop_that_draws_from_the_samplers_generator_is_not_pulled_ahead_of() -> None:
-    """The sampler draws once more at its end."""
+@pytest.mark.parametrize("draws_at", [{0, 1, 2, 3, 4, 5, 6, 7}, {5}, {7}])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_loop_that_draws_from_the_samplers_generator_draws_as_the_plain_loop(draws_at: set[int], depth: int) -> None:
+    """The sampler draws once more at its end, which a loader's workers bring about some batches earlier."""
 
-    def noisy(*, wrapped: bool) -> list[float]:
+    def noisy(*, wrapped: bool) -> tuple[list[float], bytes]:
         generator = torch.Generator().manual_seed(3)
-        given: Any = batches(12)
+        given: Any = batches(8)
         loader = data.DataLoader(given, batch_size=1, shuffle=True, generator=generator, num_workers=1)
-        loop = fxlib.pipeline(loader, nn.Identity()) if wrapped else loader
-        return [float(batch[0, 0, 0] + torch.rand(1, generator=generator)) for batch in loop]
+        loop: Any = fxlib.pipeline(loader, nn.Identity(), depth=depth) if wrapped else loader
+        assert not wrapped or not loop.why_not_ahead
+        noise = [float(torch.rand(1, generator=generator)) if at in draws_at else 0.0 for at, _ in enumerate(loop)]
+        return noise, generator.get_state().numpy().tobytes()
 
-    with pytest.warns(FxlibWarning, match="Give the sampler a generator of its own"):
-        found = noisy(wrapped=True)
-    assert found == noisy(wrapped=False)
+    assert noisy(wrapped=True) == noisy(wrapped=False)
 
 
 def test_the_samplers_of_a_stateful_loader_are_pulled_ahead() -> None:

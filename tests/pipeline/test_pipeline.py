@@ -625,3 +625,29 @@ def test_what_was_fetched_for_a_forward_is_watched_until_this_very_forward_ends(
     assert entry not in ahead._kept()
     assert torch.equal(output, module(batch.clone()))
     loop.close()  # type: ignore[attr-defined]
+
+
+def test_a_loop_may_go_on_behind_an_exception_of_the_loader(sent: Sent, module: CapturedModule) -> None:
+    class Loader:
+        def __init__(self) -> None:
+            self.given = iter(enumerate(batches(6)))
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return self
+
+        def __next__(self) -> torch.Tensor:
+            at, batch = next(self.given)
+            if at in {2, 3}:
+                raise ValueError(f"batch {at} is corrupt")
+            return batch
+
+    loop = iter(fxlib.pipeline(Loader(), module, ahead=True))
+    found: list[object] = []
+    for _ in range(6):
+        try:
+            found.append(int(next(loop)[0, 0]))
+        except ValueError as error:
+            found.append(str(error))
+    assert found == [0, 1, "batch 2 is corrupt", "batch 3 is corrupt", 4, 5]
+    assert next(loop, None) is None
+    assert next(loop, None) is None

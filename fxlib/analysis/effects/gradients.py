@@ -24,6 +24,7 @@ from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.schemas import OperatorFacts, attribute
 from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.ops.registry import CREATIONS, FETCHES, REFERENCES, TRACKERS
+from fxlib.runtime.results import returned
 from fxlib.wire import OpaqueAttribute, OpaqueRRef
 
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
@@ -59,7 +60,7 @@ class GradientUses:
         }
         self._modules: dict[OperatorFacts, tuple[Hashable, ...]] = {}
         self._held: set[Hashable] = set()
-        self._returned = frozenset(_returned(effects.nodes))
+        self._returned = frozenset(_returned(effects))
         self._joined: dict[Hashable, Hashable] = {}
         """Joined accounts, each with an account that it was joined with."""
         if any(node.target in FETCHES and self._fetches_own(node) for node in effects.nodes):
@@ -201,10 +202,16 @@ def _may_be_unfrozen(value: object) -> bool:
     return isinstance(value, torch.nn.Parameter) and (value.is_floating_point() or value.is_complex())
 
 
-def _returned(nodes: Sequence[Node]) -> Iterator[Node]:
-    """Yield what makes the values that a graph returns, if it returns several."""
-    values = {value for node in nodes if node.op == "output" for value in node.all_input_nodes}
-    for value in values if len(values) > 1 else ():
+def _returned(effects: Effects) -> Iterator[Node]:
+    """Yield what makes the values that a graph returns, or writes to them, if it returns several."""
+    values = returned(effects.nodes[0].graph) if effects.nodes else []
+    if len(values) < 2:
+        return
+    memory = set(map(effects.aliases.of, values))
+    for node, does in zip(effects.nodes, effects.per_node, strict=True):
+        if any(isinstance(each, Storage) and each.alias_class in memory for each in does.writes):
+            yield node
+    for value in values:
         yield value
         part = value
         while part.target is operator.getitem and not _indexes_a_tensor(part):

@@ -87,7 +87,7 @@ def measures_only(target: object) -> bool:
 
 
 def is_exact(node: Node) -> bool:
-    """Return whether the bits of a node's result are independent of the layout of its arguments.
+    """Return whether the bits of a node's result do not depend on the layout of its arguments.
 
     With `alpha` and other options, and for complex numbers, an operator rounds more than once.
     """
@@ -95,6 +95,8 @@ def is_exact(node: Node) -> bool:
     if not isinstance(target, OpOverload) or name_of(target) not in words.EXACT or target._schema.is_mutable:
         return False
     if node.kwargs.get("alpha", 1) != 1 or not {"rounding_mode", "decimals"}.isdisjoint(node.kwargs):
+        return False
+    if name_of(target).startswith("clamp") and len(node.all_input_nodes) > 1:  # it is `maximum` then
         return False
     layouts = map(layout_of, node.all_input_nodes)
     return not any(each is not None and each.dtype.is_complex for each in layouts)

@@ -139,12 +139,13 @@ PYTHON_NO_GRADIENT = NO_GRADIENT | _named(
 EXACT = _named(
     """
     _to_copy abs add bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min clone copy div eq
-    fill floor ge gt hardtanh le logical_and logical_not logical_or logical_xor lt masked_fill maximum minimum mul ne
-    neg relu round sign sub threshold trunc where zero
+    fill floor ge gt hardtanh le logical_and logical_not logical_or logical_xor lt masked_fill mul ne neg
+    relu round sign sub threshold trunc where zero
     """
 )
 """Operators on real numbers that, without options, round each result at most once, so that its bits are the same in
-every layout. (A kernel of `sigmoid` uses one formula for whole vectors and another for the remainder of a row.)"""
+every layout. (A kernel of `sigmoid` uses one formula for whole vectors and another for the remainder of a row, and that
+of `maximum` chooses another one of two zeros.)"""
 
 COMMUTATIVE = _named("add mul bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor")
 """Operators whose result has the same bits with the two arguments swapped. (`maximum` distinguishes the signs of

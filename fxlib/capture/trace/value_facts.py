@@ -25,7 +25,7 @@ from fxlib.runtime.ops.calls import COLLECTIVE, kind_of
 
 # These are abstract base classes, single dispatch, and the metaclass of parameters.
 _ASKING_FOR_OTHERS = ("<frozen abc>", "functools.py", "torch/nn/parameter.py")
-_SEVERAL = (RNNBase, nn.MultiheadAttention, nn.AdaptiveLogSoftmaxWithLoss, nn.ModuleList, nn.ModuleDict)
+_SEVERAL = (RNNBase, nn.LSTMCell, nn.MultiheadAttention, nn.AdaptiveLogSoftmaxWithLoss, nn.ModuleList, nn.ModuleDict)
 _CASTS = frozenset(
     {"bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short"}
     | {"cpu", "cuda", "reshape_as", "type_as"}
@@ -78,6 +78,8 @@ def _is_tensor(node: Node, root: nn.Module, relied: dict[Node, type]) -> bool:
         return True  # the lists that collectives return have declared structures
     if node.op == "call_module":
         return _module_makes_a_tensor(root.get_submodule(target), node, root, relied)
+    if node.kwargs.get("as_tuple"):  # of nonzero
+        return False
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     if target is getattr:
         return node.args[1] in _ATTRIBUTES and _given_tensor(node, root, relied)

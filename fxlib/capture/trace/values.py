@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from torch.fx import Node, Proxy
@@ -98,21 +98,18 @@ _CHANGES = frozenset({"_version", "grad_fn", "is_leaf", "output_nr", "requires_g
 """Attributes of a tensor that in-place operations change; they are read where the program reads them."""
 
 
-class TracedValue(_Mutating, Proxy):
-    """A value of the program, like torch.fx's Proxy, whose in-place operators stay in place."""
+class _Asked(_Mutating):
+    """What the program may ask of a value, or do to it, like of the real one."""
 
     tracer: Any
+    _fields: ClassVar[frozenset[str]]
+    """The attributes of the stand-in itself."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ANSWERED and (known := self.tracer.metadata_of(self, name)) is not None:
-            return known
-        found = self._attribute(name)
+    def _attribute(self, name: str) -> TracedAttribute:
+        found = TracedAttribute(cast("Proxy", self), name)
         if name in _VIEWS or name in _CHANGES:
             found.node  # noqa: B018 - makes the node at this point: what follows may write in place, or be a use
         return found
-
-    def _attribute(self, name: str) -> TracedAttribute:
-        return TracedAttribute(self, name)
 
     def _answer(self) -> type:
         return self._class() if value_facts.asked_by_the_program(sys._getframe(1)) else type(self)
@@ -121,24 +118,37 @@ class TracedValue(_Mutating, Proxy):
     _is_param = False  # and this next, for disguised Parameters
 
     def _class(self) -> type:
-        return self.tracer.class_of(self)
-
-    def __len__(self) -> int:
-        return self.tracer.refuse(self, "the length of a traced value is asked for, and only a run knows it")
+        found: type = self.tracer.class_of(self)
+        return found
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in self._fields:
             raise _undecidable(f"the forward assigns .{name} of a tensor", "Use an operation that makes a new tensor.")
         object.__setattr__(self, name, value)
 
+
+class TracedValue(_Asked, Proxy):
+    """A value of the program, like torch.fx's Proxy, whose in-place operators stay in place."""
+
     _fields = frozenset({"node", "tracer", "structure", "_wait", "_result"})
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ANSWERED and (known := self.tracer.metadata_of(self, name)) is not None:
+            return known
+        return self._attribute(name)
 
-class TracedAttribute(_Mutating, Attribute):
+    def __len__(self) -> int:
+        found: int = self.tracer.refuse(self, "the length of a traced value is asked for, and only a run knows it")
+        return found
+
+
+class TracedAttribute(_Asked, Attribute):
     """An attribute of a traced value: `x.T`, `x.data`."""
 
+    _fields = frozenset({"root", "attr", "tracer", "_node"})
+
     def __getattr__(self, name: str) -> TracedAttribute:
-        return TracedAttribute(self, name)
+        return self._attribute(name)
 
 
 class StructuredValue(TracedValue):

@@ -217,7 +217,7 @@ def _mish(x: Tensor, inplace: bool = False) -> Any:
 
 
 def _hardswish(x: Tensor, inplace: bool = False) -> Any:
-    return NotImplemented if inplace else x * F.relu6(x + 3) / 6
+    return NotImplemented if inplace else x * (F.relu6(x + 3) / 6)
 
 
 def _leaky_relu(x: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Any:

@@ -122,7 +122,7 @@ _MOVING = frozenset(
 _ROUNDED_ONCE = frozenset(
     {
         *("add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "truediv", "true_divide", "neg"),
-        *("negative", "positive", "abs", "absolute", "sign", "minimum", "maximum", "clamp", "clamp_min", "clamp_max"),
+        *("negative", "positive", "abs", "absolute", "sign", "clamp", "clamp_min", "clamp_max"),
         *("clip", "relu", "relu6", "hardtanh", "leaky_relu", "threshold", "where", "floor", "ceil", "trunc", "round"),
         *("sqrt", "square", "reciprocal", "copysign", "nan_to_num"),
     }
@@ -267,6 +267,8 @@ class _Evaluation:
         if not pointwise:
             return Reason.SUM_ORDER
         rounds_once = operator.name.rstrip("_") in _ROUNDED_ONCE and _IN_STEPS.isdisjoint(given) and result.real
+        if operator.name.startswith(("clamp", "clip")) and len(node.all_input_nodes) > 1:
+            rounds_once = False  # of two zeros, kernels choose one or the other
         return None if rounds_once or not self._bitwise else Reason.ROUNDED_OTHERWISE
 
     def _result(self, node: Node, *, pointwise: bool) -> _Result | None:
@@ -292,7 +294,8 @@ class _Evaluation:
                 value = self._call(node, {each: self._found.of[each].value for each in node.all_input_nodes})
         except Exception:  # noqa: BLE001 - whatever cannot be known without values, or cannot be computed at all
             return None
-        real = not any(map(torch.is_complex, _tensors(value)))
+        given = [self._found.of[each].value for each in node.all_input_nodes]
+        real = not any(torch.is_complex(each) for one in (value, *given) for each in _tensors(one))
         return _Result(nbytes=_bytes(value), floating=_is_floating(value), real=real)
 
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:

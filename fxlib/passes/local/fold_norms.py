@@ -282,15 +282,15 @@ class _Search:
         if rank is None:
             return Reason.RANK_UNKNOWN
         known = self.assumed.get(rank.input, rank.input.meta.get(RANK)) if isinstance(rank, InputRank) else rank
+        carrier = self._ranks.get(norm.input)
+        broadcast = isinstance(carrier, InputRank) and carrier.least > layer.rank
         fits = norm.mean.tensor.numel() == channels
-        if known == layer.rank and not fits:
+        if known == layer.rank and not fits and not broadcast:
             raise PassError(
                 f"the norm has {norm.mean.tensor.numel()} channels, and the layer beside it {channels}",
                 where=location_text(norm.node),
                 hint="The model cannot run as it is.",
             )
-        carrier = self._ranks.get(norm.input)
-        broadcast = isinstance(carrier, InputRank) and carrier.least > layer.rank
         if not fits or broadcast or known not in (None, layer.rank):
             return Reason.NORM_OTHER_DIMENSION
         if isinstance(carrier, InputRank):  # a norm with a fixed rank rejects other inputs, which the layer may accept

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -210,9 +211,12 @@ class Conditions:
         self._hooks = [(each, name, tuple(each.__dict__[name].items())) for each in parts[1:] for name in _HOOKS]
         tables = (*_HOOKS, "_modules")
         self._facts += [_Fact(each, "", name, each.__dict__[name]) for each in parts[1:] for name in tables]
-        self._options = [fact for each in parts for fact in _options(each)]
+        self._options = [(index, fact) for index, each in enumerate(parts) for fact in _options(each)]
+        """Options with the indices of their modules."""
+        self._calls_at_capture: Mapping[int, int] | None = None
+        """How often the captured graph calls each module, by index; None before it was looked at."""
         self._constant_options: Sequence[_Fact] = ()
-        """Options of modules that the graph does not call."""
+        """Options that the graph has as constants."""
         self._tied = list(_tied(parts))
         kinds: list[Any] = list(dict.fromkeys(self._kinds[1:]))
         self._calls = [(each, name, getattr(each, name)) for each in kinds for name in ("__call__", "_call_impl")]
@@ -238,13 +242,23 @@ class Conditions:
         """Require that the containers which led to objects of the graph, such as RRefs, keep their present contents."""
         self._entries = entries
 
-    def fix_options(self, called: Iterable[nn.Module]) -> None:
-        """Require the options of torch's own modules, such as strides, except for those modules that the graph calls.
+    def fix_options(self, called: Iterable[nn.Module], *, exported: bool) -> None:
+        """Require the options, such as strides, of torch's own modules in whose place the graph has functions.
 
-        A call reads them; in place of one, a graph has functions with the options as constants.
+        A call of a module reads its options; a function has them as constants.
+
+        Args:
+            called: the modules that the graph calls, once for each call, with all below them.
+            exported: whether the graph was exported, and so calls none of the modules that the forward has run.
         """
-        live = set(map(id, called)) if self._options else set()
-        self._constant_options = [each for each in self._options if id(each.owner) not in live]
+        if not self._options:
+            return
+        index = {id(each): place for place, each in enumerate(self._parts)}
+        calls = Counter(index[id(each)] for each in called if id(each) in index)
+        if self._calls_at_capture is None:
+            self._calls_at_capture = calls
+        before = self._calls_at_capture
+        self._constant_options = [fact for at, fact in self._options if exported or calls[at] < before.get(at, 0)]
         self._watched = None
 
     def fix_training(self, flags: Mapping[nn.Module, bool]) -> None:
@@ -274,9 +288,10 @@ class Conditions:
         copied.python = copy.deepcopy(self.python, memo)
         copied._watched = None  # a copied module has tables of its own, which may not be there yet
         copied._parts = copy.deepcopy(self._parts, memo)
-        copied._facts, copied._options, copied._constant_options = (
-            [each.copied(memo) for each in facts] for facts in (self._facts, self._options, self._constant_options)
+        copied._facts, copied._constant_options = (
+            [each.copied(memo) for each in facts] for facts in (self._facts, self._constant_options)
         )
+        copied._options = [(at, each.copied(memo)) for at, each in self._options]
         copied._hooks = [
             (copy.deepcopy(each, memo), name, copy.deepcopy(held, memo)) for each, name, held in self._hooks
         ]

@@ -203,3 +203,11 @@ def test_a_bad_decomposition_is_an_error_that_names_the_call(case: str) -> None:
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(PassError, match="decompose"):
         recipes.from_passes([("decompose", options)])
+
+
+def test_hardswish_of_half_precision_overflows_where_torchs_does() -> None:
+    x = torch.tensor([10_000.0, 11_000.0, 60_000.0], dtype=torch.float16)
+    captured = fxlib.capture(nn.Hardswish())
+    rewrite = recipes.apply(captured, recipes.from_passes([("decompose", {"operators": ["hardswish"]})]))
+    assert rewrite.passes[0].changes == 1
+    assert torch.equal(rewrite.module(x), F.hardswish(x))

@@ -206,6 +206,23 @@ def test_a_parameter_of_more_dimensions_gives_a_norm_other_channels(join: Callab
     assert_as_right(model, rewrite, torch.randn(8, 8))
 
 
+def test_nor_is_it_an_error_where_a_layer_before_has_the_rows_for_sure() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.norm, self.other = nn.BatchNorm1d(8), nn.BatchNorm1d(5)
+            self.held = nn.Parameter(torch.randn(3, 5, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.last(self.norm(self.first(x)) + self.held))
+
+    model = made(Both())
+    rewrite = applied(model, "fold_norms")
+    assert changes(rewrite, "fold_norms") == 1
+    assert_as_right(model, rewrite, torch.randn(5, 8))
+
+
 @pytest.mark.parametrize("sizes", [(1, 4, 1, 1), (4, 1, 1), (1,), ()])
 def test_one_of_no_more_dimensions_does_not(sizes: tuple[int, ...]) -> None:
     model = made(Broadcast(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), operator.mul, *sizes))

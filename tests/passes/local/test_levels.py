@@ -104,11 +104,16 @@ def _used_again(self: Any, x: Tensor) -> Tensor:
     return F.relu(y + x) * y
 
 
+def _doubled(y: Tensor) -> Tensor:
+    return y + y
+
+
 OTHER_SUMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "one that writes what others hold": _writes_shortcut,
     "one of a result that is used again": _used_again,
     "one with a factor": lambda self, x: torch.add(x, self.second(x), alpha=2),
     "one that spreads": lambda self, x: x + self.second(x[:, :, :3, :3]),
+    "one of a result with itself": lambda self, x: _doubled(self.second(x)),
     "one of numbers": lambda self, x: self.second(x) + 1.0,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -118,6 +118,30 @@ class Several(Branches):
         return first, (second, first + second * self.third(x))
 
 
+class Written(Several):
+    """Writes to them, in the other order."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = x.detach()
+        second = self.second(x)
+        first = self.first(rpc.rpc_sync("ps0", count, args=(x,)))
+        first.mul_(0.5)
+        second.add_(0.3)
+        return first, (second, first + second * self.third(x))
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    others: tuple[torch.Tensor, torch.Tensor]
+
+
+class Named(Several):
+    """Returns them in an object."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return Pair(*super().forward(x))
+
+
 def hooked(module: nn.Module, x: torch.Tensor) -> None:
     first, (second, both) = module(x)
     first.register_hook(draw)
@@ -125,8 +149,9 @@ def hooked(module: nn.Module, x: torch.Tensor) -> None:
     both.square().mean().backward()
 
 
-def test_hooks_of_several_results_run_in_the_programs_order() -> None:
-    model = Several()
+@pytest.mark.parametrize("kind", [Several, Written, Named])
+def test_hooks_of_several_results_run_in_the_programs_order(kind: type[Several]) -> None:
+    model = kind()
     module = rewritten(model, reorders=True)
     assert steps(module, hooked, 3) == steps(model, hooked, 3)
     assert fxlib.usage(module).original == {}

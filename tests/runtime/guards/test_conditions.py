@@ -462,3 +462,28 @@ def test_an_option_of_a_module_counts_where_a_rewrite_has_it_as_a_constant(case:
     assert usage(captured).original == {}, "it calls the module, which reads the option"
     setattr(model[2], name, getattr(build(), name))
     assert torch.allclose(rewritten(x), model(x), atol=1e-5)
+
+
+class Again(nn.Module):
+    """Calls a convolution twice, of which one call is before a norm; and holds a criterion that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.conv(x)) + self.conv(x.relu())
+        return out
+
+
+@torch.no_grad()
+def test_it_counts_too_where_only_one_of_two_calls_was_replaced_and_not_where_there_was_none() -> None:
+    model, x = Again().eval(), torch.randn(2, 4, 8, 8)
+    rewritten = recipes.apply(fxlib.capture(model), recipes.from_passes([("fold_norms", {})])).module
+    model.criterion.label_smoothing = 0.2
+    rewritten(x)
+    assert usage(rewritten).original == {}
+    model.conv.padding_mode = "circular"
+    assert torch.equal(rewritten(x), model(x))
+    assert usage(rewritten).original == {"Conv2d.padding_mode is not what it was at capture": 1}

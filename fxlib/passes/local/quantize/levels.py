@@ -299,7 +299,7 @@ class Levels:
         """Return the sum of a convolution's result, which nothing else uses, and other levels of the same shape."""
         given = {"input": None, "other": None} | dict(zip(("input", "other"), node.args, strict=False)) | node.kwargs
         values = [each for each in (given.pop("input"), given.pop("other")) if isinstance(each, Node)]
-        if len(values) != 2 or len(node.args) > 2 or given not in ({}, {"alpha": 1}):
+        if len(set(values)) != 2 or len(node.args) > 2 or given not in ({}, {"alpha": 1}):
             return None
         shapes = set() if seen is None else {seen.shapes.get(each) for each in (*values, node)}
         if len(shapes) > 1 or None in shapes or not all(each in found for each in values):
