@@ -1,4 +1,4 @@
-"""What a graph returns."""
+"""Find what a graph returns."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ _CHANGES = frozenset({"_version", "grad_fn", "is_leaf", "output_nr", "requires_g
 
 
 class _Asked(_Mutating):
-    """What the program may ask of a value, or do to it, like of the real one."""
+    """A stand-in that answers what the program asks of a value, and refuses to be changed."""
 
     tracer: Any
     _fields: ClassVar[frozenset[str]]

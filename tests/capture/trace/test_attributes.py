@@ -15,8 +15,8 @@ from fxlib.errors import CaptureError
 X = torch.arange(12.0).reshape(3, 4)
 
 
-def asks_for_the_class(x: Tensor) -> Tensor:
-    y = x.T
+def asks_for_the_class(x: Any) -> Any:
+    y: Any = x.T
     return y * 2 if isinstance(y, Tensor) else y * 3
 
 
@@ -65,12 +65,12 @@ class Cell(nn.Module):
         self.cell = nn.LSTMCell(4, 4)
 
     def forward(self, x: Tensor) -> Any:
-        found = self.cell(x)
+        found: Any = self.cell(x)
         return found[0] if isinstance(found, tuple) else found
 
 
-def nonzero(x: Tensor) -> Any:
-    found = x.nonzero(as_tuple=True)
+def nonzero(x: Any) -> Any:
+    found: Any = x.nonzero(as_tuple=True)
     return found[0] if isinstance(found, tuple) else found
 
 
