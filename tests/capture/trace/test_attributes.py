@@ -15,7 +15,7 @@ from fxlib.errors import CaptureError
 X = torch.arange(12.0).reshape(3, 4)
 
 
-def asks_for_the_class(x: Any) -> Any:
+def asks_for_the_class(x: Tensor) -> Any:
     y: Any = x.T
     return y * 2 if isinstance(y, Tensor) else y * 3
 
@@ -69,7 +69,7 @@ class Cell(nn.Module):
         return found[0] if isinstance(found, tuple) else found
 
 
-def nonzero(x: Any) -> Any:
+def nonzero(x: Tensor) -> Any:
     found: Any = x.nonzero(as_tuple=True)
     return found[0] if isinstance(found, tuple) else found
 
