@@ -99,14 +99,15 @@ def _draws_again(sampler: Any) -> bool:
     return sampler.replacement or sampler.num_samples > len(sampler.data_source)
 
 
-def _pulls_before_the_end(loader: Any) -> float:
+def _pulls_before_the_end(loader: object) -> float:
     """Return how many batches may be pulled before the sampler comes to its end, where torch's draws once more.
 
     It is infinite unless the sampler was given a generator, from which the loop may draw, too.
     """
-    batches = getattr(loader, "batch_sampler", None)
-    sampler = getattr(batches, "sampler", getattr(loader, "sampler", None))
-    if not isinstance(getattr(sampler, "generator", None), torch.Generator):
+    if not isinstance(loader, data.DataLoader):
+        return math.inf
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if getattr(sampler, "generator", None) is None:
         return math.inf
     return len(loader) - loader.num_workers * (loader.prefetch_factor or 0) - 1
 
