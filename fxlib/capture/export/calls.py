@@ -73,6 +73,12 @@ class ExportRecorder(Tracer):
         self._results: dict[Node, Any] = {}
         self.rref_paths = RRefPaths(root)
         self._plain: dict[object, Proxy] = {}
+        self.has_checkpoints = False
+        """Whether the forward has checkpointed a part of itself."""
+
+    def checkpoint_began(self, _: object) -> None:
+        """Note that the forward checkpoints a part of itself."""
+        self.has_checkpoints = True
 
     def forget(self) -> None:
         """Drop all references to the objects of one export, since values kept by the forward may still lead here."""

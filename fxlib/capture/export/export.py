@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.graph import _PyTreeInfo
 from torch.nn.utils.parametrize import is_parametrized
@@ -43,12 +43,13 @@ from fxlib.capture.export.hooks import install
 from fxlib.capture.export.sizes import guards_of
 from fxlib.capture.export.stand_ins import StandIns, let_go, state_of
 from fxlib.capture.export.value_checks import ValueChecks
-from fxlib.capture.handled_errors import unswallowed
+from fxlib.capture.handled_errors import capture_error, unswallowed
 from fxlib.capture.intercept import Interception, leave_logging_alone
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording.recorder import Recorder
 from fxlib.capture.samples import Samples
 from fxlib.capture.state import WEIGHT_LISTS, equal_copies, generators_unused, unchanged
+from fxlib.capture.trace import refusals
 from fxlib.capture.trace.remote import RemoteCalls
 from fxlib.capture.trace.writes import refuse_out
 from fxlib.errors import CaptureError, FxlibError
@@ -190,6 +191,8 @@ def export(
     remote.calls, remote.end = RemoteCalls(remote, declarations, recorder), sys._getframe()
     export_checks = ExportChecks(ValueChecks(pytree.tree_leaves((samples.args, samples.kwargs))), recorder)
     program = _exported(module, samples, dynamic_shapes, _Around(remote, export_checks, recorder))
+    if remote.has_checkpoints and any(map(_writes_an_input, program.graph.nodes)):
+        raise capture_error(refusals.CHECKPOINT_WRITES, hint=refusals.CHECKPOINT_HINT)
     flat = program.module(check_guards=False)
     constants = {**_constants(module, flat, recorder), **remote.constants}
     try:
@@ -216,6 +219,13 @@ def export(
             delattr(module, name)
         let_go((program, flat))
         remote.forget()
+
+
+def _writes_an_input(node: Node) -> bool:
+    """Return whether a node of an exported program writes to a parameter, a buffer or an argument."""
+    target, written = node.target, node.args[0] if node.args else None
+    writes = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return writes and isinstance(written, Node) and written.op == "placeholder"
 
 
 def of_program(program: ExportedProgram) -> CapturedModule:

@@ -30,7 +30,7 @@ def install(interception: Interception, remote: ExportRecorder) -> None:
     """Install all replacements for one export."""
     _install_rpc(interception, remote)
     _install_autocast(interception)
-    refusals.install_everywhere(interception, users=True)
+    refusals.install_everywhere(interception, users=True, begins=remote.checkpoint_began)
     interception.function(nn.Module.__setattr__, _assignment)
     interception.method(torch.overrides, "has_torch_function", _unasked_by_attention)
     interception.function(activation._is_make_fx_tracing, _fused_attention)

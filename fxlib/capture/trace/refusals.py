@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed import rpc
-from torch.fx import Proxy
+from torch.fx import Node, Proxy
+from torch.nn.modules.batchnorm import _NormBase
 
 from fxlib.capture import source
 from fxlib.capture.handled_errors import capture_error
@@ -40,20 +42,37 @@ _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
 )
 
 
+CHECKPOINT_WRITES = "the forward checkpoints a part that writes to buffers, and its recomputation writes to them again"
+"""The problem of a checkpointed block whose second run, in backward, no graph has."""
+CHECKPOINT_HINT = "Keep this part whole with leaf_modules= or wrap=, or take the checkpoint away."
+
+
 def install(interception: Interception, tracer: RemoteTracer) -> None:
     """Install all refusals for one trace."""
-    install_everywhere(interception)
+    begun: dict[int, Node | None] = {}
+    install_everywhere(
+        interception, begins=lambda block: begun.update({id(block): next(reversed(tracer.graph.nodes), None)})
+    )
+    interception.function(torch.autograd.graph.saved_tensors_hooks.__exit__, _checkpoint_end(tracer, begun))
     interception.function(torch.is_tensor, _tensor_question(tracer))
     interception.function(torch.broadcast_shapes, _shapes_question(tracer))
     interception.method(torch.autograd.Variable, "__new__", _legacy_tensor)
     interception.function(nn.Module.__setattr__, _assignment(tracer))
 
 
-def install_everywhere(interception: Interception, *, users: bool = False) -> None:
-    """Refuse what neither a trace nor an export can record; with `users`, only if the user's own code asks for it."""
+def install_everywhere(
+    interception: Interception, *, users: bool = False, begins: Callable[[object], None] = lambda _: None
+) -> None:
+    """Refuse what neither a trace nor an export can record.
+
+    Args:
+        interception: what the refusals are installed in.
+        users: whether they are for the user's own code alone.
+        begins: a function that is called when a checkpointed block begins.
+    """
     for function, problem, hint in _FUNCTIONS:
         interception.function(function, (_users_refusal if users else _refusal)(problem, hint))
-    interception.function(torch.autograd.graph.saved_tensors_hooks.__enter__, _saved_tensors)
+    interception.function(torch.autograd.graph.saved_tensors_hooks.__enter__, _saved_tensors(begins))
     interception.method(rpc.PyRRef, "backward", _refusal("the forward runs a backward", "Run it in the training step."))
     interception.method(
         rpc.PyRRef, "__init__", _refusal("the forward makes an RRef to a value", "Send the value itself.")
@@ -104,16 +123,49 @@ def _shapes_question(tracer: RemoteTracer) -> Replace:
     return replace
 
 
-def _saved_tensors(original: Call) -> Call:
-    def enter(block: object) -> Any:
-        if type(block).__module__ == "torch.utils.checkpoint":  # it recomputes the same values, so it may go
-            return original(block)
-        raise capture_error(
-            "the forward sets hooks on the tensors saved for backward, which no graph can hold",
-            hint="Set them around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
-        )
+def _saved_tensors(begins: Callable[[object], None]) -> Replace:
+    def replace(original: Call) -> Call:
+        def enter(block: object) -> Any:
+            if type(block).__module__ == "torch.utils.checkpoint":  # it recomputes the same values, so it may go
+                begins(block)
+                return original(block)
+            raise capture_error(
+                "the forward sets hooks on the tensors saved for backward, which no graph can hold",
+                hint="Set them around the whole forward, or keep this part whole with leaf_modules= or wrap=.",
+            )
 
-    return enter
+        return enter
+
+    return replace
+
+
+def _checkpoint_end(tracer: RemoteTracer, begun: dict[int, Node | None]) -> Replace:
+    """Refuse a checkpointed block that writes to the model's state, which its recomputation in backward does again."""
+
+    def replace(original: Call) -> Call:
+        def leave(block: object, *details: Any) -> Any:
+            found = original(block, *details)
+            before = begun.pop(id(block), None)
+            nodes = list(tracer.graph.nodes)
+            within = nodes[nodes.index(before) + 1 :] if before is not None else []
+            if any(_writes_state(node, tracer.root) for node in within):
+                raise capture_error(CHECKPOINT_WRITES, hint=CHECKPOINT_HINT)
+            return found
+
+        return leave
+
+    return replace
+
+
+def _writes_state(node: Node, root: nn.Module) -> bool:
+    """Return whether a node surely writes to a buffer: a norm with statistics, or an operator in place on one."""
+    if node.op == "call_module":
+        called = root.get_submodule(str(node.target)).modules()
+        return any(isinstance(each, _NormBase) and each.training and each.track_running_stats for each in called)
+    name = str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
+    written = node.args[0] if node.args else None
+    in_place = node.target in IN_PLACE or name.endswith("_")
+    return in_place and isinstance(written, Node) and written.op == "get_attr"
 
 
 def _legacy_tensor(original: Call) -> Call:

@@ -18,6 +18,7 @@ import torch
 from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 
+from fxlib import batch
 from fxlib.runtime import functions
 from fxlib.runtime.dynamo import outside_of_dynamo
 from fxlib.runtime.tracking.flow_control import DEADLINES, FlowControl, in_own_time
@@ -105,12 +106,16 @@ def issue_fetch(rref: Any, timeout: float | None) -> Future:
     """Start `fetch` and return its future; never raise, but keep errors for the wait.
 
     `to_here` has no asynchronous form; asking the owner for its local value carries the same tensors and the same
-    autograd history. An owner gets its own value at once: its identity matters, and nothing travels.
+    autograd history, but an error of the RRef's creation is wrapped once more, so the wait asks as the program does
+    then. An owner gets its own value at once: its identity matters, and nothing travels.
     """
     if getattr(rref, "is_owner", bool)():
         return _issue(rref, timeout, lambda limit: _completed(rref.to_here(limit)))
     local_value = operator.methodcaller("local_value")
-    return _issue(rref, timeout, lambda limit: rpc.rpc_async(rref.owner(), local_value, (rref,), timeout=limit))
+    future = _issue(rref, timeout, lambda limit: rpc.rpc_async(rref.owner(), local_value, (rref,), timeout=limit))
+    if (forward := current_forward()) is not None:
+        forward.fetched[id(future)] = future, rref, timeout
+    return future
 
 
 @outside_of_dynamo
@@ -141,12 +146,17 @@ def wait(future: Any) -> Any:
     Raises:
         Exception: what the blocking call would have raised.
     """
+    forward = current_forward()
+    fetched = None if forward is None or not forward.fetched else forward.fetched.pop(id(future), None)
     try:
         return received(future.wait())
-    except RuntimeError as error:
-        _raise(error, DEADLINES.forget(future))
+    except Exception as error:  # noqa: BLE001 - it is raised again, or asked for as the program does
+        if fetched is None or str(error).startswith(batch.TIMED_OUT):
+            _raise(error, DEADLINES.forget(future))
+        _, rref, timeout = fetched
     finally:
         DEADLINES.forget(future)
+    return fetch(rref, timeout)
 
 
 @outside_of_dynamo
@@ -256,7 +266,7 @@ def _watched(to: Any, timeout: float | None, start: Callable[[float], Future]) -
     return future
 
 
-def _raise(error: RuntimeError, timeout_s: float | None) -> NoReturn:
+def _raise(error: Exception, timeout_s: float | None) -> NoReturn:
     """Raise the error of a call as it would be with no time but the call's own."""
     own = in_own_time(error, timeout_s)
     if own is error:

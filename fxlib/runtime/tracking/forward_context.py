@@ -110,6 +110,8 @@ class ForwardContext:
     tracked: list[Tracked] = field(default_factory=list)
     refused: list[Exception] = field(default_factory=list)
     """The errors of calls that could not be issued, which their waits raise."""
+    fetched: dict[int, tuple[Any, Any, float | None]] = field(default_factory=dict)
+    """The futures of fetches in flight, with the RRef and the timeout, by the id of the future."""
     expects_objects: bool = True
     """Whether results of the program's own classes are taken as they are, because the graph checks after their methods,
     or because nobody checks."""

@@ -16,6 +16,7 @@ from torch.distributed.rpc import rpc_sync
 from torch.fx import Tracer
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 import fxlib
 from fxlib.errors import CaptureError
@@ -186,3 +187,37 @@ def test_a_forward_knows_the_autocast_that_it_enters() -> None:
 
 def test_checkpoints_are_traced_through() -> None:
     same(lambda x: checkpoint(torch.exp, x, use_reentrant=False), torch.zeros(2))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.part, x, use_reentrant=False)
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+
+class Counted(Checkpointed):
+    @override
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        self.get_buffer("count").add_(1)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("kind", [Checkpointed, Counted])
+def test_a_checkpoint_of_what_writes_to_buffers_does_it_again_in_backward_and_is_refused(
+    kind: type[Checkpointed],
+) -> None:
+    for samples in (None, [torch.randn(3, 4)]):
+        with pytest.raises(CaptureError, match="its recomputation writes to them again"):
+            fxlib.capture(kind(), sample_inputs=samples)
+
+
+def test_in_eval_mode_it_does_not() -> None:
+    model, x = Checkpointed().eval(), torch.randn(3, 4)
+    assert torch.equal(fxlib.capture(model)(x), model(x))

@@ -27,6 +27,7 @@ from fxlib.runtime.ops import (
 )
 from fxlib.runtime.ops.batches import IN_ORDER
 from fxlib.runtime.tracking.flow_control import DEADLINES
+from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from tests.runtime import remote_functions
 from tests.runtime.remote_functions import NAME
 
@@ -121,6 +122,22 @@ def test_fetching_raises_the_error_of_the_creation() -> None:
     rref = rpc.remote("ps0", remote_functions.fail, args=("not made",))
     with pytest.raises(ValueError, match="not made"):
         wait(issue_fetch(rref, None))
+
+
+def test_in_a_forward_it_is_the_very_error_that_to_here_raises() -> None:
+    """An owner that is asked for its local value wraps the error once more."""
+    rref = rpc.remote("ps0", remote_functions.fail, args=("not made",))
+    THREAD.forward = forward = ForwardContext()
+    try:
+        with pytest.raises(ValueError, match="not made") as found:
+            wait(issue_fetch(rref, None))
+    finally:
+        THREAD.forward = None
+    with pytest.raises(ValueError, match="not made") as expected:
+        rref.to_here()
+    assert str(found.value).count("On WorkerInfo") == str(expected.value).count("On WorkerInfo") == 1
+    assert found.value.__context__ is None
+    assert not forward.fetched
 
 
 @pytest.mark.slow
