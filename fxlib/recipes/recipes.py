@@ -163,26 +163,14 @@ RECIPES: dict[str, Recipe] = {
             summary="Fold norms and constants into weights, run linear layers and convolutions on int8 weights within "
             "the error that the request allows, and schedule remote calls; for a module in eval mode, and without "
             "gradients.",
-            passes=(
-                *_FOLD,
-                ChannelsLast(),
-                Quantize(),
-                CommonSubexpressions(),
-                *_SCHEDULE,
-            ),
+            passes=(*_FOLD, ChannelsLast(), Quantize(), CommonSubexpressions(), *_SCHEDULE),
         ),
         Recipe(
             name="bfloat16",
             summary="Fold norms and constants into weights, run linear layers and convolutions in bfloat16, and "
             "schedule remote calls; for a module in eval mode, without gradients, and for processors with AMX or "
             "AVX512 for bfloat16.",
-            passes=(
-                *_FOLD,
-                ChannelsLast(),
-                Bfloat16(),
-                CommonSubexpressions(),
-                *_SCHEDULE,
-            ),
+            passes=(*_FOLD, ChannelsLast(), Bfloat16(), CommonSubexpressions(), *_SCHEDULE),
         ),
     )
 }

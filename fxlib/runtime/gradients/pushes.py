@@ -47,33 +47,35 @@ class Push:
     """The function that takes the gradient; None if this process does not know it."""
     contract: Contract | None
     """The contract that the function declares."""
-    travels: bool
-    """Whether the push may be in flight beside pushes to other servers: it touches only its own server's state."""
-    batchable: bool
-    """Whether the push may share a message with other pushes."""
+
+    @property
+    def travels(self) -> bool:
+        """Whether the push may be in flight beside pushes to other servers: it touches only its own server's state."""
+        return self.call.together and self.contract is not None
+
+    @property
+    def batchable(self) -> bool:
+        """Whether the push may share a message with other pushes."""
+        return self.contract is not None and self.contract.batchable
 
 
 def pushes_of(tracked: Iterable[Tracked]) -> list[Push]:
     """Return the pushes of tracked results."""
-    known: dict[str, tuple[Callable[..., Any] | None, Contract | None, bool]] = {}
+    known: dict[str, tuple[Callable[..., Any] | None, Contract | None]] = {}
     found: list[Push] = []
-    for call in tracked:
-        if call.gradient not in known:
-            known[call.gradient] = _resolved(call.gradient)
-        function, contract, batchable = known[call.gradient]
-        server = operators.server_name(call.to)
-        found.append(Push(call, server, function, contract, call.together and contract is not None, batchable))
+    for each in tracked:
+        if each.gradient not in known:
+            known[each.gradient] = _resolved(each.gradient)
+        found.append(Push(each, operators.server_name(each.to), *known[each.gradient]))
     return found
 
 
-def _resolved(gradient: str) -> tuple[Callable[..., Any] | None, Contract | None, bool]:
-    """Return the function with this name, its contract, and whether that lets it share a message with others."""
+def _resolved(gradient: str) -> tuple[Callable[..., Any] | None, Contract | None]:
     try:
         function = functions.resolve(gradient)
     except ContractError:
-        return None, None, False
-    contract = contract_of(function)
-    return function, contract, contract is not None and contract.batchable
+        return None, None
+    return function, contract_of(function)
 
 
 def _nothing() -> None:

@@ -147,7 +147,7 @@ def wait(future: Any) -> Any:
         Exception: what the blocking call would have raised.
     """
     forward = current_forward()
-    fetched = None if forward is None or not forward.fetched else forward.fetched.pop(id(future), None)
+    fetched = None if forward is None else forward.fetched.pop(id(future), None)
     try:
         return received(future.wait())
     except Exception as error:  # noqa: BLE001 - it is raised again, or asked for as the program does

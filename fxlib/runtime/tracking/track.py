@@ -26,8 +26,8 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
     Raises:
         ContractError: there is no tensor in the result.
     """
-    if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return result  # a transform of torch.func brings no gradient to a tape
+    if not _may_track():
+        return result
     forward = current_forward() or ForwardContext()  # outside of a forward, nobody reads the notes
     if type(result) is torch.Tensor:
         if not _may_take_a_gradient(result):
@@ -53,9 +53,7 @@ def track_together(result: Any, push: Destination) -> Any:
         ContractError: there is no tensor in the result.
     """
     forward = THREAD.forward
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    tracks = torch.is_grad_enabled() and not transformed
-    made = forward.made.pop(id(result), None) if forward is not None and tracks else None
+    made = forward.made.pop(id(result), None) if forward is not None and _may_track() else None
     if forward is None or made is None or result.requires_grad:
         return track(result, push, together=True)
     _, output, slot = made
@@ -97,6 +95,11 @@ def keep_gradients(value: Any) -> None:
     for _, each in leaves(value):
         if isinstance(each, torch.Tensor) and is_tracked(each):
             each.retain_grad()
+
+
+def _may_track() -> bool:
+    """Return whether gradients are recorded that reach a tape; a transform of `torch.func` brings none there."""
+    return torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _may_take_a_gradient(tensor: torch.Tensor) -> bool:
