@@ -19,8 +19,9 @@ from fxlib.pipeline import by_keys, module_ahead
 from fxlib.pipeline.by_keys import Rows
 from fxlib.pipeline.choice import InTurn
 from fxlib.pipeline.trainers import Trainers
-from fxlib.pipeline.updates import Updates
+from fxlib.pipeline.updates import Updates, origin_of
 from fxlib.runtime import CapturedModule
+from fxlib.spec.contract import contract_of
 from fxlib.spec.servers import Server, Table
 from tests.pipeline.test_by_keys import KEYS, begin, captured, check_same, entered, no_delay, plain, step, trained
 from tests.random_programs import simulation
@@ -380,3 +381,20 @@ def test_the_librarys_own_server_is_updated_with_its_own_bits(optimizer: Any) ->
 def test_a_contract_whose_update_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ContractError, match=told):
         fxlib.remote(**options)(lambda table, keys: table)
+
+
+@fxlib.remote(reads=("keyed", "rate"), part="table", keys="keys")
+def look_up_known_and_rate(table: str, keys: torch.Tensor) -> batch.KnownRows:
+    return look_up_known(table, keys)
+
+
+@pytest.mark.parametrize(
+    "function, comes", [(f"{HERE}:look_up_known", True), (f"{__name__}:look_up_known_and_rate", False)]
+)
+def test_rows_do_not_come_with_a_state_of_which_a_write_would_go_unnoticed(function: str, comes: bool) -> None:
+    contract = contract_of(look_up_momentum)
+    assert contract is not None
+    read = replace(contract, with_state=function)
+    call: Any = (f"{HERE}:look_up_momentum", ("users", KEYS[0]), {})
+    with mock.patch("fxlib.pipeline.updates._declares", return_value=True):
+        assert (origin_of("ps0", call, read) is not None) is comes

@@ -454,3 +454,16 @@ def test_who_pushes_and_looks_at_rows_is_not_told(recwarn: pytest.WarningsRecord
         push_gradients(module)
         assert pushed() == ["a [3.0, 3.0]", "b [1.0, 1.0]"]
     assert not recwarn.list
+
+
+def test_a_transform_of_torch_func_goes_through_a_result_that_would_be_tracked() -> None:
+    def loss(weight: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = send_gradient(torch.ones(2), "ps0", f"{NAME}:take_gradient", (), {}, None, 0)
+        return (found * weight).sum()
+
+    THREAD.forward = forward = ForwardContext()
+    try:
+        assert torch.equal(torch.func.grad(loss)(torch.ones(2)), torch.ones(2))
+    finally:
+        THREAD.forward = None
+    assert forward.tracked == []
