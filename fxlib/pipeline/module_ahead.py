@@ -25,6 +25,7 @@ from fxlib.pipeline.entry import Entry, modes
 from fxlib.pipeline.leaves_pushes import LeavesPushes
 from fxlib.pipeline.message import KeysOnce
 from fxlib.pipeline.program import Program
+from fxlib.pipeline.programs import Programs
 from fxlib.pipeline.push_period import PushPeriod
 from fxlib.pipeline.ready_results import Take, with_results
 from fxlib.pipeline.request import BROKEN, SETTLE_S, Request, State, Travels, riders_of
@@ -87,7 +88,7 @@ class ModuleAhead(LeavesPushes):
     def __init__(self, module: CapturedModule) -> None:
         super().__init__()
         self._module = module
-        self._programs: dict[int, Program] = {}
+        self._programs = Programs(module)
         self._entries: deque[Entry] = deque()
         self._running: dict[int, list[Entry | None]] = {}
         """The entries that were given to the running forwards of each thread, the innermost last."""
@@ -101,10 +102,6 @@ class ModuleAhead(LeavesPushes):
         self._has_warned = False
         self._is_distributed = False
         """Whether a forward of the loop that began last ran in a context of distributed autograd."""
-        self._ran: CapturedModule | None = None
-        """The module whose graph has run since the last batch was examined."""
-        self._grad_enabled: bool | None = None
-        """Grad mode of the last forward; None before the first."""
         self._period = PushPeriod()
         self._trainers = Trainers(module)
         self._choice: Choice = MeasuredChoice()
@@ -134,7 +131,7 @@ class ModuleAhead(LeavesPushes):
 
     def add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Entry | None:
         """Make the calls of a later forward that may be made now; return None if none can be made now or later."""
-        program = None if self._is_distributed else self._program_for(args, kwargs)
+        program = None if self._is_distributed else self._programs.of(args, kwargs, self._choice)
         if program is None or not program.calls:
             return None
         if self._loops and self._choice.way is None and not self._most_stale:
@@ -215,8 +212,7 @@ class ModuleAhead(LeavesPushes):
         if type(self._choice) is kind:
             return
         choice = self._choice = kind()
-        for each in self._programs.values():
-            choice.offer(each.ways, updates=each.updates)
+        self._programs.offer(choice)
         choice.loop_began(self._asked_depth)
 
     def close(self, *, leaves_pushes: bool = False, trainers: int | None = None, stale: int = 0) -> None:
@@ -238,7 +234,7 @@ class ModuleAhead(LeavesPushes):
     @property
     def result_bytes(self) -> int:
         """Size in bytes of the results for one batch, as far as forwards have observed it."""
-        return max((sum(each.sizes.values()) for each in self._programs.values()), default=0)
+        return self._programs.result_bytes
 
     def passed(self, entry: Entry | None) -> None:
         """Note that the step of a loop's batch is over; `entry` has the calls that were made ahead for it, if any."""
@@ -311,8 +307,7 @@ class ModuleAhead(LeavesPushes):
         self, module: Any, generated: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[..., Any]:
         """Return a forward in which results that were fetched for these very arguments replace calls."""
-        self._grad_enabled = torch.is_grad_enabled()
-        self._ran = module
+        self._programs.ran(module, grad_enabled=torch.is_grad_enabled())
         running = self._running.setdefault(get_ident(), [])
         running.append(None)
         found = self._matching(module, args, kwargs) if self._entries else None
@@ -332,7 +327,7 @@ class ModuleAhead(LeavesPushes):
 
     def passed_over(self, *, grad_enabled: bool) -> None:
         """Note that the original's forward runs, which takes nothing that was fetched."""
-        self._grad_enabled, self._ran = grad_enabled, None
+        self._programs.ran(None, grad_enabled=grad_enabled)
 
     def ended(self) -> None:
         """Note that the forward has ended, with or without an error."""
@@ -359,7 +354,7 @@ class ModuleAhead(LeavesPushes):
         blocks = request.rows.blocks()
         if request.why_not_with_state or (request.rows.known and not blocks):
             self._without_state.add(request.call.node)
-        if self._grad_enabled and self._loops and len(self._blocks) < MOST_BLOCKS:
+        if self._programs.grad_enabled and self._loops and len(self._blocks) < MOST_BLOCKS:
             self._blocks += blocks
 
     def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
@@ -546,26 +541,6 @@ class ModuleAhead(LeavesPushes):
         return request.state is State.IN_FLIGHT or (
             self._left is not None and request.rides and request.state is State.PARKED
         )
-
-    def _program_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program | None:
-        """Return the prologue of the graph that a forward with these arguments would run; None if there is none.
-
-        The forward checks the guards. So they are not checked here if the module's only graph has just run.
-        """
-        main, ran = self._module, self._ran
-        self._ran = None
-        grad_enabled = torch.is_grad_enabled() if self._grad_enabled is None else self._grad_enabled
-        runs: Any = main
-        if main._fxlib.original is not None and (ran is not main or main._fxlib.graphs):
-            main._follow()
-            runs = main._fxlib.graphs.fits(main, tuple(args), kwargs, grad_enabled=grad_enabled)
-        if runs is None:
-            return None
-        program = self._programs.get(id(runs))
-        if program is None or program.module is not runs or not program.is_current():
-            program = self._programs[id(runs)] = Program(runs)
-            self._choice.offer(program.ways, updates=program.updates)
-        return program
 
     @contextmanager
     def _own_calls(self, program: Program) -> Iterator[None]:
