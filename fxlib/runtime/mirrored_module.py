@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import MethodType
 from typing import Any, Self
 
 from torch import nn
@@ -11,11 +13,21 @@ from typing_extensions import override
 from fxlib.runtime.module_state import Mirror, ModuleState
 from fxlib.runtime.submodules import TABLES
 
+_OF_CONTAINERS = ("__getitem__", "__setitem__", "__delitem__", "__len__", "__iter__", "__contains__")
+"""Methods that Python looks up on the class, by which `nn.Sequential` and other containers give their parts."""
+
 
 class MirroredModule(GraphModule):
     """A graph module that passes on what is set, deleted or switched on it to its original, which may do so, too."""
 
     _fxlib: ModuleState
+
+    def _be_container(self) -> None:
+        """Have this module's class, which no other module has, the methods by which its original gives its parts."""
+        original = self._fxlib.original
+        for name in _OF_CONTAINERS:
+            if hasattr(type(original), name):
+                setattr(type(self), name, _handed_on(name))
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
@@ -31,8 +43,8 @@ class MirroredModule(GraphModule):
         if not known and (is_new or name in original.__dict__):
             if is_new and not hasattr(type(original), name):
                 super().__setattr__(name, value)
-            if getattr(value, "__self__", None) is not self:  # a method of this module is no part of the original
-                mirror.replace(name, value)
+            if not _is_method_of(self, value):  # the module's own methods are no part of the original
+                mirror.replace(name, _bound_to(original, value, self))
             self._follow()  # a setter may have replaced something else
             return
         super().__setattr__(name, value)
@@ -59,7 +71,10 @@ class MirroredModule(GraphModule):
         """Delete a submodule, if it is there; a module right below the root stays the original's."""
         if "." in target or target not in self._modules:
             return super().delete_submodule(target)
+        self._follow()
         del self._modules[target]
+        if (mirror := self._mirror()) is not None:
+            mirror.note_own(self)
         return True
 
     @override
@@ -92,7 +107,7 @@ class MirroredModule(GraphModule):
     def _follow(self) -> None:
         state = self._fxlib
         if state.mirror is not None:
-            state.mirror.follow(self, state.constants)
+            state.mirror.follow(self, state.constants, is_linked=state.conditions.module is self)
 
     def _mirror(self) -> Mirror | None:
         """Return the link to the original; None if there is no original, or either of the two is not complete.
@@ -104,6 +119,35 @@ class MirroredModule(GraphModule):
             return None
         found: Mirror = state.mirror
         return found if _has_tables(found.original) else None
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    """Return a method that is the original's."""
+
+    def method(self: MirroredModule, *args: Any) -> Any:
+        self._follow()
+        try:
+            return getattr(self._fxlib.original, name)(*args)
+        finally:
+            self._follow()
+
+    method.__name__ = name
+    return method
+
+
+def _is_method_of(module: nn.Module, value: object) -> bool:
+    """Return whether a value is bound to a module, and is no function that the program has bound to it itself."""
+    if isinstance(value, MethodType):
+        function = value.__func__
+        return value.__self__ is module and function is getattr(type(module), getattr(function, "__name__", ""), None)
+    return getattr(value, "__self__", None) is module
+
+
+def _bound_to(original: nn.Module, value: object, module: nn.Module) -> object:
+    """Return a value, bound to the original if it is bound to the module."""
+    if isinstance(value, MethodType) and value.__self__ is module:
+        return MethodType(value.__func__, original)
+    return value
 
 
 def _has_tables(module: nn.Module) -> bool:

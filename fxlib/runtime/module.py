@@ -106,11 +106,12 @@ class CapturedModule(MirroredModule):
             state.captured_with = root._fxlib.captured_with
         state.read(self, graph)
         if original is not None:
-            state.mirror = Mirror(original)
+            state.mirror = Mirror(original, self)
         # This avoids `__setattr__`, which looks for modules among the values.
         self.__dict__["_fxlib"] = state
         if original is not None:
             del self.__dict__["_is_full_backward_hook"]  # the original's flag holds for the hooks of both
+            self._be_container()
 
     _fxlib: ModuleState
     _program: _Program
@@ -206,6 +207,7 @@ class CapturedModule(MirroredModule):
         memo[id(self)] = copied
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         copied.graph = copied.__dict__["_graph"]
+        copied._be_container()
         return copied
 
     @override
@@ -227,7 +229,7 @@ class CapturedModule(MirroredModule):
         state = self._fxlib
         if state.original is not None and state.mirror is not None:
             lend_state(self, state.original)
-            state.mirror.note()
+            state.mirror.note(self)
         return self
 
     @override

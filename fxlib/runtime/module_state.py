@@ -52,18 +52,22 @@ class FunctionModel(nn.Module):
 
 
 class Mirror:
-    """The root of an original, as a captured module last saw it.
+    """The roots of a captured module and its original, as they were when what either of them got was last handed on.
 
     Modules below the root are the same objects for both. For the root itself, each has tables of its own, because a
-    rewritten graph may need state that the original must not be given.
+    rewritten graph may need state that the original must not be given. What is new in the tables of the module since,
+    or gone, the program has put there or taken away: `register_buffer` and others set no attribute.
 
     Attributes:
         original: the original.
         shared: the names of what was replaced on both.
     """
 
-    def __init__(self, original: nn.Module) -> None:
+    def __init__(self, original: nn.Module, module: nn.Module) -> None:
         self.original = original
+        self._own: dict[str, dict[str, Any]] = {}
+        """The tables of the module at that time."""
+        self._own_versions: list[int] = []
         self._seen: dict[str, dict[str, Any]] = {}
         self._tables: list[dict[str, Any]] = []
         """The tables of the original's root when the module last saw them."""
@@ -72,22 +76,48 @@ class Mirror:
         self._training: bool | None = None
         """The training flag of the original's root at that time."""
         self.shared: set[str] = set()
-        self.note()
+        self.note(module)
 
-    def follow(self, module: nn.Module, constants: Iterable[str]) -> None:
-        """Take over parts, `constants` and the training flag that are others on the original's root than last seen."""
-        held = self.original.__dict__
+    def follow(self, module: nn.Module, constants: Iterable[str], *, is_linked: bool) -> None:
+        """Take over parts, `constants` and the training flag that are others on the original's root than last seen.
+
+        Args:
+            module: the captured module, or a copy of it on which a pass works.
+            constants: the names of the root's attributes that the graph reads.
+            is_linked: whether it is the module itself, whose own new parts are first handed on to the original.
+        """
+        held, own = self.original.__dict__, module.__dict__
+        if is_linked and self._own_versions != [dict_version(own[table]) for table in TABLES]:  # this is rare
+            self._hand_on(module)
         tables = [held[table] for table in TABLES]
         versions = list(map(dict_version, tables))
-        if versions != self._versions or not all(map(is_, tables, self._tables)):  # this is rare
+        if versions != self._versions or not all(map(is_, tables, self._tables)):  # so is this
             self._take_over(module, tables)
             self._tables, self._versions = tables, versions
-        own = module.__dict__
+            if is_linked:
+                self.note_own(module)
         if (training := held.get("training")) is not self._training:
             own["training"] = self._training = training
         for name in constants:
             if name in held and name in own:
                 own[name] = held[name]
+
+    def _hand_on(self, module: nn.Module) -> None:
+        for table, before in self._own.items():
+            now, theirs, seen = module.__dict__[table], self.original.__dict__[table], self._seen[table]
+            for name in dict.fromkeys((*now, *before)):
+                part, was = now.get(name, _NEVER), before.get(name, _NEVER)
+                is_its_own = was is not _NEVER and name not in theirs  # a value that the graph needs, and no other
+                if part is was or is_its_own or theirs.get(name, _NEVER) is not seen.get(name, _NEVER):
+                    continue
+                if part is _NEVER:
+                    del theirs[name]
+                    continue
+                theirs[name] = part
+                if table == "_buffers":
+                    kept = self.original._non_persistent_buffers_set
+                    (kept.add if name in module._non_persistent_buffers_set else kept.discard)(name)
+        self.note_own(module)
 
     def _take_over(self, module: nn.Module, tables: Iterable[Mapping[str, Any]]) -> None:
         for (table, seen), now in zip(self._seen.items(), tables, strict=True):
@@ -109,8 +139,14 @@ class Mirror:
         self.shared.discard(name)
         delattr(self.original, name)
 
-    def note(self) -> None:
-        """Note the original's present tables and its flag as seen."""
+    def note_own(self, module: nn.Module) -> None:
+        """Note the module's present tables, so that nothing in them is handed on."""
+        self._own = {table: dict(module.__dict__[table]) for table in TABLES}
+        self._own_versions = [dict_version(module.__dict__[table]) for table in TABLES]
+
+    def note(self, module: nn.Module) -> None:
+        """Note the present tables of both, and the original's flag, as seen."""
+        self.note_own(module)
         self._training = self.original.__dict__.get("training")
         self._tables = [self.original.__dict__[table] for table in TABLES]
         self._versions = list(map(dict_version, self._tables))
@@ -119,9 +155,10 @@ class Mirror:
     def __deepcopy__(self, memo: dict[int, Any]) -> Mirror:
         copied = Mirror.__new__(Mirror)
         memo[id(self)] = copied
-        copied.original, copied._seen = copy.deepcopy((self.original, self._seen), memo)
+        copied.original, copied._seen, copied._own = copy.deepcopy((self.original, self._seen, self._own), memo)
         copied._training, copied.shared = self._training, set(self.shared)
         copied._tables, copied._versions = [], []  # the copied original may not have all of its tables yet
+        copied._own_versions = []
         return copied
 
 

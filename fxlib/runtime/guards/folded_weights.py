@@ -67,22 +67,25 @@ class Mark:
     """The identity of a tensor at one time: the object, torch's count of the writes to it, and its memory.
 
     An address identifies memory only while that is allocated: `module.half().float()` may get the same address again.
+    Torch counts no writes of `batch_norm` to its statistics. So of a tensor that may be one, its values are kept, too.
     """
 
     tensor: torch.Tensor
     version: int
     address: int
     memory: StorageWeakRef
+    values: torch.Tensor | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Mark:
-        """Return the mark of a tensor as it is now."""
-        return cls(tensor, _version(tensor), tensor.data_ptr(), StorageWeakRef(tensor.untyped_storage()))
+    def of(cls, tensor: torch.Tensor, *, statistic: bool = False) -> Mark:
+        """Return the mark of a tensor as it is now; `statistic` says whether its values have to be kept."""
+        values = tensor.detach().clone() if statistic else None
+        return cls(tensor, _version(tensor), tensor.data_ptr(), StorageWeakRef(tensor.untyped_storage()), values)
 
     def copied(self, memo: dict[int, Any]) -> Mark:
         """Return the mark of the tensor's deep copy."""
         held = (self.version, self.address) == (_version(self.tensor), self.tensor.data_ptr())
-        copied = Mark.of(copy.deepcopy(self.tensor, memo))
+        copied = replace(Mark.of(copy.deepcopy(self.tensor, memo)), values=copy.deepcopy(self.values, memo))
         return copied if held and not self.memory.expired() else replace(copied, version=_GONE)
 
 
@@ -130,7 +133,7 @@ class WeightAssumptions:
             if node.op == "placeholder" and (rank := node.meta.get(RANK)) is not None:
                 ranks[str(node.target)] = rank
         self._weights, self._ranks, self._watched = tuple(sorted(weights)), ranks, None
-        new = {name: Mark.of(_tensor(module, name)) for name in weights - self._noted.keys()}
+        new = {name: _mark(module, name) for name in weights - self._noted.keys()}
         self._noted = {name: self._noted.get(name) or new[name] for name in self._weights}
         self._integer = any(int8.is_operator(node.target) for node in graph.nodes)
         self._narrow = any(_is_narrower(module, node) for node in graph.find_nodes(op="get_attr"))
@@ -139,12 +142,12 @@ class WeightAssumptions:
         """Return in words what has become of the weights on which the graph relies; empty if nothing has."""
         if not self._weights:
             return ""
-        tables, names, tensors, versions, addresses, storages = self._watched or self._watch(module)
+        tables, names, tensors, versions, addresses, storages, statistics = self._watched or self._watch(module)
         now: list[Any] = list(map(dict.get, tables, names))
         if not all(map(is_, now, tensors)):
             return "weights from which it was computed were replaced: optimize the model again"
         moved = any(map(torch.UntypedStorage._expired, storages)) or list(map(torch.Tensor.data_ptr, now)) != addresses
-        if moved or _versions(now) != versions:
+        if moved or _versions(now) != versions or not all(torch.equal(tensor, was) for tensor, was in statistics):
             return "weights from which it was computed have changed: optimize the model again"
         if (self._integer or self._narrow) and torch.is_autocast_enabled("cpu"):
             return "autocast is on, and layers that run on int8 or bfloat16 weights know no other dtype"
@@ -185,6 +188,7 @@ class WeightAssumptions:
             [mark.version for mark in marks],
             [mark.address for mark in marks],
             [mark.memory.cdata for mark in marks],
+            [(mark.tensor, mark.values) for mark in marks if mark.values is not None],
         )
         return self._watched
 
@@ -240,6 +244,17 @@ def _tensor(module: nn.Module, name: str) -> torch.Tensor:
     return value
 
 
+def _mark(module: nn.Module, name: str) -> Mark:
+    tensor = _tensor(module, name)
+    return Mark.of(tensor, statistic=_may_be_statistic(_location(module, name)[0], tensor))
+
+
+def _may_be_statistic(table: Mapping[str, Any], tensor: torch.Tensor) -> bool:
+    """Return whether a tensor in a table of a module's may be updated by `batch_norm`, without a counter beside it."""
+    is_vector = tensor.dim() == 1 and tensor.is_floating_point() and tensor.device.type == "cpu"
+    return is_vector and not isinstance(tensor, nn.Parameter) and not isinstance(table.get(COUNTER), torch.Tensor)
+
+
 def marks_of(module: nn.Module) -> dict[str, Mark]:
     """Return marks of the parameters, buffers and plain tensors of a module by name, without sparse ones."""
     marks: dict[str, Mark] = {}
@@ -247,7 +262,11 @@ def marks_of(module: nn.Module) -> dict[str, Mark]:
         for table in (vars(each), each._buffers, each._parameters):
             held = {f"{path}.{name}".lstrip("."): value for name, value in table.items()}
             tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
-            marks |= {name: Mark.of(value) for name, value in tensors.items() if value.layout is torch.strided}
+            marks |= {
+                name: Mark.of(value, statistic=_may_be_statistic(table, value))
+                for name, value in tensors.items()
+                if value.layout is torch.strided
+            }
     return marks
 
 

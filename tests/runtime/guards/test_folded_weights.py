@@ -80,6 +80,39 @@ def test_statistics_of_a_norm_that_trained_on_are_changes_too(model: nn.Module) 
         assert torch.equal(fast(X), model(X))
 
 
+class OwnNorm(nn.Module):
+    mean: torch.Tensor
+    var: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        if self.training:
+            return nn.functional.batch_norm(x, self.mean, self.var, self.weight, None, training=True)
+        return (x - self.mean) * (self.weight * torch.rsqrt(self.var + 1e-5))
+
+
+def test_statistics_without_a_counter_beside_them_are_changes_too() -> None:
+    model = OwnNorm().eval()
+    with torch.no_grad():
+        fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+        x = torch.randn(8, 4) + 3
+        before = fast(x)
+        assert "folded" in str(fast.graph)
+        for _ in range(9):
+            model.train()(x)
+        model.eval()
+        with pytest.warns(FxlibWarning, match="optimize the model again"):
+            assert torch.equal(fast(x), model(x))
+        assert not torch.allclose(fast(x), before)
+
+
 def test_where_gradients_are_recorded_the_original_gives_them(model: nn.Module) -> None:
     fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
     fast(X).sum().backward()
