@@ -30,7 +30,9 @@ _POLL_S = 0.1
 _STEADY_S = 30.0
 """Seconds after which a worker counts as steady: if it dies later, it is restarted without delay."""
 _RESTARTS = 5
-"""Number of restarts in a row, each of a worker that died before it was steady, after which the command ends."""
+"""Number of restarts in a row, each of a worker that died before it was steady, after which the command ends if no
+worker was ever steady: its options may be wrong. Otherwise the service goes on, and workers are tried now and then."""
+_LONGEST_PAUSE_S = 15.0
 
 _DESCRIPTION = """Run the service, and a worker beside it, until Ctrl-C or SIGTERM.
 
@@ -244,7 +246,7 @@ def _attend(service: Child, stop: Stop) -> int:
 
 def _attend_with_worker(service: Child, arguments: list[str], stop: Stop) -> int:
     """Keep a worker running while the service runs, restarting it when it dies."""
-    deaths = 0
+    deaths, was_steady = 0, False
     while not stop.is_set:
         started = time.monotonic()
         with Child("fxlib_workers", arguments) as worker:
@@ -253,9 +255,11 @@ def _attend_with_worker(service: Child, arguments: list[str], stop: Stop) -> int
                     return 0
                 if service.code is not None:
                     raise FxlibError(f"it ended with exit code {service.code}", where="the service")
-        deaths = 1 if time.monotonic() - started > _STEADY_S else deaths + 1
-        warn(f"fxlib: the worker ended with exit code {worker.code}; starting another")
-        if deaths > _RESTARTS:
+        is_steady = time.monotonic() - started > _STEADY_S
+        deaths, was_steady = 1 if is_steady else deaths + 1, was_steady or is_steady
+        with suppress(OSError):  # where messages go, the disk may be full, too
+            warn(f"fxlib: the worker ended with exit code {worker.code}; starting another")
+        if deaths > _RESTARTS and not was_steady:
             raise FxlibError(f"it died {deaths} times in a row", where="the worker")
-        stop.wait(min(0.5 * 2**deaths, 15.0) if deaths > 1 else 0.0)
+        stop.wait(min(0.5 * 2 ** min(deaths, _RESTARTS), _LONGEST_PAUSE_S) if deaths > 1 else 0.0)
     return 0

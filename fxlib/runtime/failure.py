@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 
 from fxlib.runtime.ops.operators import call_now
 from fxlib.runtime.ops.registry import is_batch, is_item, item_of
+from fxlib.runtime.tracking.forward_context import THREAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,11 @@ def first_error(module: GraphModule, code: CodeType, error: BaseException) -> Ex
         error: the error that the forward raised.
     """
     stop = locate(module, code, error)
-    if stop is None:
-        return None
+    return None if stop is None else first_error_at(module, stop, error)
+
+
+def first_error_at(module: GraphModule, stop: Failure, error: BaseException) -> Exception | None:
+    """Return the error that the captured program would have met before the failed node's, and leave its modes."""
     # An interrupt reaches the program at once: nothing is waited for.
     earlier = earlier_error(module, stop) if isinstance(error, Exception) else None
     leave_modes(stop)
@@ -71,6 +75,8 @@ def earlier_error(module: GraphModule, failure: Failure) -> Exception | None:
     pending = sorted((node for node in rest if order[node] < limit), key=order.__getitem__)
     if not pending:
         return None
+    if THREAD.forward is not None:
+        THREAD.forward.expects_objects = True  # an error is on its way: what a server returns changes nothing any more
     interpreter = Interpreter(module, garbage_collect_values=False)
     interpreter.env = {node: failure.values[node.name] for node in ran if node.name in failure.values}
     for node in pending:

@@ -364,15 +364,15 @@ def _not_put_back(module: Any, changes: Sequence[Change]) -> str:
 def go_on(program: GraphModule, last: str, values: Mapping[str, Any], forward: ForwardContext, *, objects: bool) -> Any:
     """Run a graph from behind one of its nodes, and return what the forward returns or raises.
 
-    If it raises, the modes that it has entered are left.
+    If it raises, the nodes that stand before the failed one in program order run first, and the modes that it has
+    entered are left.
 
     Args:
-        program: the module that has the graph, in the order of the program.
+        program: the module that has the graph.
         last: the name of the last node that has run.
         values: the values of the nodes so far, by name.
         forward: the forward that runs.
         objects: whether remote results may be objects of the program's own classes.
-
     """
     nodes = list(program.graph.nodes)
     interpreter = Interpreter(program, garbage_collect_values=False)
@@ -385,8 +385,8 @@ def go_on(program: GraphModule, last: str, values: Mapping[str, Any], forward: F
             result = interpreter.run_node(node)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the forward raises it
             known = {each.name: value for each, value in interpreter.env.items()}
-            failure.leave_modes(failure.Failure(nodes=nodes, failed=index, values=known))
-            return WentOn(None, error)
+            stop = failure.Failure(nodes=nodes, failed=index, values=known)
+            return WentOn(None, failure.first_error_at(program, stop, error) or error)
         if node.op == "output":
             return WentOn(program.graph.process_outputs(result))
         interpreter.env[node] = result

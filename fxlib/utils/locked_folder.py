@@ -17,6 +17,8 @@ from typing import Final, Self
 
 _LOCK: Final = "lock"
 _UNFINISHED: Final = "lock.new"
+_USED: Final = "used"
+_TOUCHED_BYTES: Final = 1 << 16
 
 
 class LockedFolder:
@@ -49,6 +51,18 @@ class LockedFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
         self.delete_left()
+
+    def touch(self) -> None:
+        """Write to the folder, which also keeps programs away that delete what nobody has used for days.
+
+        Raises:
+            FileNotFoundError: the folder was deleted.
+            OSError: it cannot be written.
+        """
+        used = self.path / _USED
+        used.write_bytes(bytes(_TOUCHED_BYTES))
+        used.unlink()
+        os.utime(self.path / _LOCK)
 
     def delete_left(self) -> None:
         """Delete the folders that killed owners have left."""

@@ -175,7 +175,7 @@ def make(config: Config, folder: Path) -> Manifest:
     unfinished = whole.with_name(f"{whole.name}{_UNFINISHED}")
     blobs = blob_store(config, Clock())
     _make_own(unfinished)
-    with _alone(unfinished):
+    with _alone(unfinished), _deleted_if_it_fails(unfinished):
         _clear(unfinished)
         target = FolderBlobStore(unfinished)
         with _snapshot(config, unfinished) as (database, db):
@@ -260,6 +260,16 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 @contextmanager
+def _deleted_if_it_fails(folder: Path) -> Iterator[None]:
+    """Delete a folder if the block raises."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
 def _snapshot(config: Config, folder: Path) -> Iterator[tuple[Path, sa.Connection]]:
     """Copy the database into a file in the folder; yield the file, and a connection that reads the same state."""
     path = folder / (_POSTGRES if is_shared(config) else _SQLITE)
@@ -282,8 +292,14 @@ def _snapshot(config: Config, folder: Path) -> Iterator[tuple[Path, sa.Connectio
             closing(sqlite3.connect(path)) as to,
         ):
             db_.execute("PRAGMA busy_timeout = 10000")
-            db_.backup(to)  # all pages at once, so that the copy is consistent whatever is written in the meantime
-            to.execute("PRAGMA journal_mode = DELETE")  # one file
+            db_.execute("PRAGMA schema_version").fetchone()  # reads the file
+            try:
+                db_.backup(to)  # all pages at once, so that the copy is consistent whatever is written in the meantime
+                to.execute("PRAGMA journal_mode = DELETE")  # one file
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    raise
+                raise FxlibError(f"the database cannot be copied here: {in_full(error)}", where=str(folder)) from error
         engine = sa.create_engine(f"sqlite:///{path}")
         with engine.connect() as db:
             yield path, db

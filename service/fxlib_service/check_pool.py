@@ -125,16 +125,24 @@ class CheckPool:
             return found.result()
 
     async def _asked(self, function: Callable[..., object], args: tuple[object, ...]) -> _Answer:
-        """Return the answer of a child process."""
-        child = self._idle.pop() if self._idle else await asyncio.to_thread(_Child)
+        """Return the answer of a child process; one that was idle may have died, and a new one is asked then."""
+        if self._idle:
+            with suppress(EOFError, OSError):
+                return await self._asked_of(self._idle.pop(), function, args)
+        try:
+            if self._closed:
+                raise EOFError
+            return await self._asked_of(await asyncio.to_thread(_Child), function, args)
+        except (EOFError, OSError) as error:
+            raise RuntimeError("a process that checks requests has died") from error
+
+    async def _asked_of(self, child: _Child, function: Callable[..., object], args: tuple[object, ...]) -> _Answer:
         self._busy.add(child)
         try:
             answer = await asyncio.to_thread(child.ask, function, args)
-        except (EOFError, OSError, TimeoutError) as error:
+        except TimeoutError:
             child.end()
-            if isinstance(error, TimeoutError):
-                raise ServiceError(Code.CALL_TIMEOUT, f"a check took more than {_LONGEST_S:g} s") from None
-            raise RuntimeError("a process that checks requests has died") from error
+            raise ServiceError(Code.CALL_TIMEOUT, f"a check took more than {_LONGEST_S:g} s") from None
         except BaseException:
             child.end()
             raise

@@ -17,6 +17,7 @@ from fxlib_service.check_pool import CheckPool
 from fxlib_service.clock import Clock
 from fxlib_service.config import Config
 from fxlib_service.dispatch import Dispatcher
+from fxlib_service.equal_jobs import EqualJobs
 from fxlib_service.events import EventBroker
 from fxlib_service.holdings import Holdings
 from fxlib_service.in_flight import InFlight
@@ -35,7 +36,7 @@ from fxlib_service.store_probe import StoreProbe
 from fxlib_service.stored_figures import StoredFigures
 from fxlib_service.stores.base import JobStore
 from fxlib_service.stores.postgres import PostgresJobStore
-from fxlib_service.submit import EqualJobs, Submit
+from fxlib_service.submit import Submit
 from fxlib_service.workers import Workers
 
 _REMEMBERED_PER_LABEL = 4
@@ -99,9 +100,10 @@ async def make_core(
         if shared is None
         else StoredLeases(ledger, shared, duration_s=config.lease_s)
     )
-    dispatcher = Dispatcher(ledger, workers, leases, background, on_expiry=metrics.lease_expired)
     admission = Admission(blobs, config.limits, store, clock)
     holdings = Holdings(ledger, admission, kept=policy is not None)
+    equal = EqualJobs(ledger, holdings, background)
+    dispatcher = Dispatcher(ledger, workers, leases, background, equal=equal, on_expiry=metrics.lease_expired)
     in_flight = InFlight(config.limits)
     submit = Submit(
         ledger,
@@ -118,7 +120,6 @@ async def make_core(
     if shared is not None:
         quotas.counts = counts = StoredCounts(ledger, shared, background)
         sharing = Sharing(ledger, shared, dispatcher, workers, counts)
-    equal = EqualJobs(ledger, holdings, background)
     ledger.listeners += [metrics.heard, dispatcher.heard, submit.heard, equal.heard]
     await workers.recall()
     await dispatcher.recover()

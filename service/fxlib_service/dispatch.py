@@ -14,6 +14,7 @@ from typing import Final
 
 from fxlib.spec.labels import may_run
 from fxlib_service.background import Background
+from fxlib_service.equal_jobs import EqualJobs
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.job import Job, State
 from fxlib_service.leases import Lease, Leases
@@ -116,16 +117,25 @@ class Dispatcher:
         workers: the known workers.
         leases: the deadlines of the running jobs' leases.
         background: finishes a claim whose caller left.
+        equal: ends a job in place of handing it out if an equal one has ended since it came.
         on_expiry: is called once for each lease that expired.
     """
 
     def __init__(
-        self, ledger: Ledger, workers: Workers, leases: Leases, background: Background, on_expiry: Callable[[], None]
+        self,
+        ledger: Ledger,
+        workers: Workers,
+        leases: Leases,
+        background: Background,
+        *,
+        equal: EqualJobs,
+        on_expiry: Callable[[], None],
     ) -> None:
         self._ledger = ledger
         self._workers = workers
         self.leases = leases
         self._background = background
+        self._equal = equal
         self._on_expiry = on_expiry
         self._wakeups: dict[str, Wakeups] = {}
         self._turn = asyncio.Lock()
@@ -309,6 +319,8 @@ class Dispatcher:
                 if not fitting:
                     return None
                 head = min(fitting, key=lambda head: (head.running, head.served_at, head.number))
+                if await self._equal.have_ended(head):
+                    continue
                 token = secrets.token_hex(16)
                 claimed = Claimed(worker_id=worker.id, token=token, hardware=worker.hardware, principal=principal)
                 job = await self._ledger.claim(head.job_id, claimed, lease_s=self.leases.duration_s)

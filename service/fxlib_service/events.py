@@ -50,9 +50,13 @@ class EventBroker:
 
     def missed(self) -> None:
         """Send all watchers back to the store, since events may have been missed."""
-        for subscriptions in self._subscriptions.values():
-            for subscription in subscriptions:
-                subscription.offer(None)
+        for job_id in self._subscriptions:
+            self.missed_of(job_id)
+
+    def missed_of(self, job_id: str) -> None:
+        """Send the watchers of a job back to the store."""
+        for subscription in self._subscriptions.get(job_id, ()):
+            subscription.offer(None)
 
     @contextmanager
     def subscribe(self, job_id: str) -> Iterator[Subscription]:

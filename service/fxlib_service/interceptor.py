@@ -379,5 +379,8 @@ def _as_refusal(name: str, error: BaseException) -> ServiceError:
         return error
     if isinstance(error, TimeoutError):
         return ServiceError(Code.CALL_TIMEOUT, retry_after_s=5.0)
+    if isinstance(error, MemoryError):
+        logger.error("%s failed for want of memory", name)
+        return ServiceError(Code.SERVICE_BUSY, retry_after_s=5.0)
     logger.error("%s failed", name, exc_info=error)
     return ServiceError(Code.INTERNAL, f"{name} failed; the service's log has the details")

@@ -204,7 +204,12 @@ class Ledger:
     ) -> Transition | None:
         async def act() -> Transition | None:
             now = self._clock.now()
-            transition = await self.write(change, job_id, lambda job: decide(job, happened, now))
+            try:
+                transition = await self.write(change, job_id, lambda job: decide(job, happened, now))
+            except ServiceError as error:
+                if error.code is Code.STORAGE_UNAVAILABLE:  # it may be stored, if only the confirmation was lost
+                    self.broker.missed_of(job_id)
+                raise
             if transition is not None:
                 self._tell(transition)
             return transition
@@ -216,6 +221,8 @@ class Ledger:
             self.broker.publish(transition.job.id, transition.event)
             for listener in self.listeners:
                 listener(transition)
+        elif transition.job.state.finished:  # the call is a repeated one, perhaps since its confirmation was lost
+            self.broker.missed_of(transition.job.id)
 
 
 def job_not_found(job_id: str) -> ServiceError:

@@ -13,13 +13,12 @@ from typing import Final
 from fxlib.utils import tracing
 from fxlib.v1 import jobs_pb2
 from fxlib_service.admission import Admission, Examined, is_small
-from fxlib_service.background import Background
 from fxlib_service.config import Limits
-from fxlib_service.errors import LOST, Code, ServiceError
+from fxlib_service.errors import Code, ServiceError
 from fxlib_service.fair_budget import FairBudget
 from fxlib_service.field_checks import DEFAULT_NAMESPACE
 from fxlib_service.holdings import Holdings
-from fxlib_service.job import Job, State
+from fxlib_service.job import Job
 from fxlib_service.ledger import Ledger
 from fxlib_service.lifecycle import Answered, Transition, decide, submit
 from fxlib_service.policy import Policy
@@ -32,7 +31,6 @@ from fxlib_service.workers import Workers
 _RETRY_AFTER_S: Final = 10.0
 _REMEMBERED: Final = 512
 _SMALL_BYTES: Final = 64 << 10
-_LOST_CODES: Final = frozenset(code.name for code in LOST)
 _WHOLE_S: Final = 1.0
 """Seconds for which an answer that was found complete is given to equal requests without checking again that the
 database has the answer and the namespace's blobs, and that the disk has the blobs. A blob could just as well be damaged
@@ -248,30 +246,3 @@ class Submit:
 def _scoped(cache_key: str, namespace: str) -> str:
     """Return a cache key that only requests of this namespace share."""
     return hashlib.sha256(f"{namespace}\0{cache_key}".encode()).hexdigest()
-
-
-class EqualJobs:
-    """Ends queued jobs in the same way as an equal job that a worker has just ended.
-
-    They were submitted at the same time, perhaps by the ranks of one launch. Working on each of them would give the
-    same answer again, or hang or crash one worker after another.
-    """
-
-    def __init__(self, ledger: Ledger, holdings: Holdings, background: Background) -> None:
-        self._ledger = ledger
-        self._holdings = holdings
-        self._background = background
-
-    def heard(self, transition: Transition) -> None:
-        """End the queued duplicates of a job that a worker has ended."""
-        job = transition.job
-        lost_blob = job.failure is not None and job.failure.code in _LOST_CODES  # an equal job may have restored it
-        if job.state in (State.SUCCEEDED, State.FAILED) and not job.cached and not lost_blob:
-            answer = Answered(job_id=job.id, result=transition.result, failure=job.failure, measured_by=job.measured_by)
-            self._background.entrust(self._end(job.cache_key, answer), "ending equal jobs")
-
-    async def _end(self, cache_key: str, answer: Answered) -> None:
-        for duplicate in await self._ledger.read(self._ledger.store.duplicates, cache_key):
-            if answer.result is not None:
-                await self._holdings.give(duplicate.namespace, jobs_pb2.JobResult.FromString(answer.result))
-            await self._ledger.apply(duplicate.id, answer)

@@ -283,13 +283,20 @@ def test_a_worker_with_a_token_of_its_own_keeps_it(
     assert command._shown(addresses, {"token-file": given, "insecure": True}, {"token-file": own}) == shown
 
 
-def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("was_steady", [False, True])
+def test_a_worker_that_dies_again_and_again_is_given_up_if_none_was_ever_steady(
+    monkeypatch: pytest.MonkeyPatch, *, was_steady: bool
+) -> None:
+    ends = Stop()
+
     class Dead:
         code = 3
         started = 0
 
         def __init__(self, module: str, arguments: list[str]) -> None:
             Dead.started += 1
+            if Dead.started > 9:
+                ends.set()
 
         def __enter__(self) -> Self:
             return self
@@ -304,6 +311,11 @@ def test_a_worker_that_dies_again_and_again_is_given_up(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(command, "Child", Dead)
     service = cast(Child, SimpleNamespace(code=None))
+    if was_steady:
+        monkeypatch.setattr(command, "_STEADY_S", -1.0)
+        assert command._attend_with_worker(service, [], ends) == 0
+        assert Dead.started > 6
+        return
     with pytest.raises(FxlibError, match="the worker: it died 6 times in a row"):
         command._attend_with_worker(service, [], Impatient())
     assert Dead.started == 6

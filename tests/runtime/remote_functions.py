@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -59,6 +60,24 @@ def living() -> tuple[int, int]:
 def start_threads() -> None:
     """Start the threads that batches start when one of their calls takes long, which it may at any time."""
     batch._helpers()
+
+
+@dataclass
+class Reply:
+    """An object of a class of the program's own."""
+
+    rows: torch.Tensor
+    count: int
+
+
+@remote(reads="tables")
+def reply(rows: torch.Tensor) -> Reply:
+    return Reply(rows + 1.0, 3)
+
+
+@remote(writes="log")
+def write_sum(rows: torch.Tensor) -> None:
+    _LOG.append(f"sum {rows.sum().item()}")
 
 
 def read_log() -> list[str]:

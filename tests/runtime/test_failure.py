@@ -8,8 +8,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.rpc import rpc_sync
 
+import fxlib
 from fxlib.runtime.ops import remote_call
+from tests.runtime import remote_functions
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME
 
@@ -80,6 +84,33 @@ def test_a_write_that_the_program_made_before_the_failing_node_is_made() -> None
     with pytest.raises(RuntimeError, match="shape"):
         module(X)
     assert log() == ["before"]
+
+
+class Replied(nn.Module):
+    """A server answers with an object of the program's own class before a lookup fails between two writes."""
+
+    def __init__(self, *, needs_reply: bool) -> None:
+        super().__init__()
+        self.rows, self.needs_reply = nn.Embedding(4, 4), needs_reply
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        reply = rpc_sync("ps1", remote_functions.reply, args=(x,))
+        rpc_sync("ps0", remote_functions.write_sum, args=(reply.rows * x,))
+        rows: torch.Tensor = self.rows(index * reply.count if self.needs_reply else index)
+        rpc_sync("ps0", remote_functions.write_sum, args=(rows,))
+        return rows
+
+
+@pytest.mark.parametrize("needs_reply", [False, True])
+def test_the_first_object_of_the_programs_own_changes_no_error_and_no_write(*, needs_reply: bool) -> None:
+    log()
+    model = Replied(needs_reply=needs_reply)
+    outcomes = []
+    for module in (model, fxlib.optimize(fxlib.capture(model))):
+        with pytest.raises(IndexError, match="index out of range"):
+            module(X[1:], torch.tensor([9]))
+        outcomes.append(log())
+    assert outcomes[0] == outcomes[1] == ["sum 20.0"]
 
 
 def test_a_refused_call_that_nobody_waits_for_is_not_lost() -> None:

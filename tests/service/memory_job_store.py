@@ -76,7 +76,8 @@ class MemoryJobStore(JobStore):
         with self._lock:
             job = self.get(job_id)
             free = job is not None and job.state is State.QUEUED and (job.fresh or job.cache_key not in self._busy())
-            return self.update(job_id, decide) if free else None
+            transition = self.update(job_id, decide) if free else None
+            return transition if transition is not None and transition.claimed else None
 
     @override
     def get(self, job_id: str) -> Job | None:
@@ -183,6 +184,18 @@ class MemoryJobStore(JobStore):
     def duplicates(self, cache_key: str) -> Sequence[Job]:
         with self._lock:
             return [job for job in self._in(State.QUEUED) if job.cache_key == cache_key and not job.fresh]
+
+    @override
+    def ended_equal(self, job_id: str) -> Job | None:
+        with self._lock:
+            waiting = self._entries[job_id].job
+            ended = [
+                (job.finished_at, job.id)
+                for job in (*self._in(State.SUCCEEDED), *self._in(State.FAILED))
+                if job.cache_key == waiting.cache_key and not job.cached and job.finished_at is not None
+            ]
+            found = [each for each in ended if each[0] >= waiting.created_at and not waiting.fresh]
+            return self._entries[max(found)[1]].job if found else None
 
     @override
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:

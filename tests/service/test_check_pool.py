@@ -4,6 +4,7 @@ import asyncio
 import os
 import pickle
 import posixpath
+import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -149,6 +150,13 @@ async def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
             await checks.run(die, tenant="ads")
         await checks.run(note, tmp_path / "noted", tenant="ads")
     assert lines(tmp_path / "noted") == ["checked"]
+
+
+async def test_a_check_is_done_by_another_process_if_the_one_that_waited_has_died(tmp_path: Path) -> None:
+    async with pool() as checks:
+        dead = await checks.run(note, tmp_path / "noted", tenant="ads")
+        os.kill(dead, signal.SIGKILL)
+        assert await checks.run(note, tmp_path / "noted", tenant="ads") != dead
 
 
 async def test_the_failure_of_a_check_reaches_its_caller() -> None:

@@ -8,8 +8,19 @@ import pytest
 
 from fxlib.spec.job import JobFailure, JobFilter
 from fxlib_service.errors import ServiceError
-from fxlib_service.job import State
-from fxlib_service.lifecycle import Answered, Cancelled, Failed, Released, Reported, decide, observe, submit
+from fxlib_service.job import Job, State
+from fxlib_service.lifecycle import (
+    Answered,
+    Cancelled,
+    Failed,
+    Input,
+    Released,
+    Reported,
+    Transition,
+    decide,
+    observe,
+    submit,
+)
 from fxlib_service.stores.base import JobStore, NewJob, QueueFullError, Stats, Worker
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
@@ -193,6 +204,30 @@ def test_a_job_waits_while_an_equal_one_runs_unless_it_must_be_fresh(store: JobS
     assert [each.id for each in store.duplicates("k")] == [duplicate.id]
     happen(store, first.id, Cancelled())
     assert heads(store) == sorted([duplicate.id, fresh.id])
+
+
+def test_the_equal_job_that_ended_last_since_a_job_came_is_found(store: JobStore) -> None:
+    first, second, third = add(store), add(store), add(store)
+    fresh, other = add(store, fresh=True), add(store, cache_key="other")
+    assert store.ended_equal(third.id) is None
+    failed = Failed(token="t", failure=JobFailure(code="WORKER_FAILED", message="it did"))
+    ways: list[tuple[Job, Input]] = [(first, DONE), (second, failed)]
+    for number, (ended, how) in enumerate(ways):
+        happen(store, ended.id, claimed(), how, now=1e6 + number)
+        found = store.ended_equal(third.id)
+        assert found is not None
+        assert found.id == ended.id
+    assert (store.ended_equal(fresh.id), store.ended_equal(other.id)) == (None, None)
+    assert store.ended_equal(add(store, created_at=2e6).id) is None
+
+
+def test_a_claim_of_a_job_that_has_just_ended_is_none(store: JobStore) -> None:
+    claimable = add(store)
+
+    def decided(known: Job) -> Transition:
+        return decide(replace(known, state=State.CANCELLED), claimed(), 50.0)  # as another service has left it
+
+    assert store.claim(claimable.id, decided, lease_s=30.0) is None
 
 
 def test_a_job_is_claimed_once_and_not_beside_an_equal_one(store: JobStore) -> None:

@@ -110,6 +110,21 @@ async def test_equal_jobs_at_the_same_time_are_worked_on_once_and_all_end() -> N
         assert all(job.result == answer() for job in ended)
 
 
+async def test_a_worker_that_asks_before_equal_jobs_were_ended_gets_none_of_them() -> None:
+    async with make_service() as core:
+        core.ledger.listeners.remove(next(each for each in core.ledger.listeners if "EqualJobs" in repr(each)))
+        jobs = [await submit(core) for _ in range(3)]  # as at a service that is killed before it ends the other two
+        await work(core)
+        assert await claim(core) is None
+        ended = [await get(core, job.id) for job in jobs]
+        assert [job.cached for job in ended] == [False, True, True]
+        assert all(job.result == answer() for job in ended)
+        fresh = await submit(core, request(fresh=True))
+        lease = await claim(core)
+        assert lease is not None
+        assert lease.job_id == fresh.id
+
+
 @pytest.mark.parametrize("reason", ["TRIAL_HUNG", "TRIAL_DIED", "OUT_OF_MEMORY", "NO_SERVER"])
 async def test_jobs_that_asked_at_the_same_time_share_even_an_answer_that_lay_in_the_moment(reason: str) -> None:
     async with make_service() as core:

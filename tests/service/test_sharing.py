@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from fxlib.errors import FxlibError
 from fxlib.v1 import jobs_pb2
@@ -147,6 +148,40 @@ async def test_a_worker_that_waits_elsewhere_learns_that_an_equal_job_has_ended(
         other = await waiting
         assert other is not None
         assert {lease.job_id, other.job_id} == {first.id, equal.id}
+
+
+def test_a_service_that_is_frozen_in_a_transaction_does_not_stop_the_others(
+    stores: tuple[PostgresJobStore, PostgresJobStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, other = stores
+    with frozen._write.connect() as db:
+        limits = [
+            db.execute(sa.text(f"SHOW {each}")).scalar()
+            for each in ("idle_in_transaction_session_timeout", "lock_timeout")
+        ]
+        assert limits == ["10s", "10s"]
+        db.execute(sa.text("SET idle_in_transaction_session_timeout = '0.5s'"))
+        frozen._alone(db, "claims")
+        job = add(other)  # in another namespace's lock
+        assert other.claim(job.id, lambda known: decide(known, claimed(), 1.0), lease_s=30.0) is not None
+        db.invalidate()
+
+
+async def test_a_notice_in_another_form_sends_watchers_back_to_the_store(url: str) -> None:
+    here, there = PostgresJobStore(url), PostgresJobStore(url)
+    try:
+        async with asyncio.timeout(60), aclosing(here.changes()) as changes:
+            assert await anext(changes) is None
+            with there._writing() as db:
+                db.execute(sa.text("SELECT pg_notify('fxlib_jobs', '0123 someid 7 paused')"))
+            assert await anext(changes) is None
+            job = add(there)
+            found = await anext(changes)
+            assert found is not None
+            assert found.job_id == job.id
+    finally:
+        here.close()
+        there.close()
 
 
 def test_services_that_claim_at_once_get_each_job_once(stores: tuple[PostgresJobStore, PostgresJobStore]) -> None:

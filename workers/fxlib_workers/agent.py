@@ -13,7 +13,7 @@ import grpc
 from typing_extensions import override
 
 from fxlib.client.connection import understand
-from fxlib.errors import CredentialError, OptionError, RejectedError, RemoteError
+from fxlib.errors import CredentialError, FxlibError, OptionError, RejectedError, RemoteError
 from fxlib.utils.locked_folder import LockedFolder
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_workers import logs
@@ -21,7 +21,7 @@ from fxlib_workers.config import LOOPBACK, Config, TrialSettings
 from fxlib_workers.lease import ActiveLease, JobCancelledError, LeaseOverError, WorkerShutdownError
 from fxlib_workers.process.cgroup import remove_abandoned
 from fxlib_workers.process.containment import Containment, Part, module_folders
-from fxlib_workers.process.exceptions import DISK_FAULTS, shorten
+from fxlib_workers.process.exceptions import HOST_FAULTS, shorten
 from fxlib_workers.process.forking import Forker
 from fxlib_workers.process.host_lock import HostLock
 from fxlib_workers.process.probe import Available, Level
@@ -35,10 +35,10 @@ from fxlib_workers.trial.driver import TrialDriver
 _LOG: Final = logs.Log(__name__)
 
 _SET_BACKS: Final = 2
-"""The number of times that a job is returned because this worker's disk fails; after that, the job fails."""
+"""The number of times that a job is returned because this worker's host fails; after that, the job fails."""
 
-_DISK_PAUSE_S: Final = 10.0
-"""The pause in seconds after a job that the disk had no room for."""
+_HOST_PAUSE_S: Final = 10.0
+"""The pause in seconds after a job that the host had no room for, and while the worker's folder cannot be written."""
 
 _BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 """The pauses in seconds between failed claims; the last one is repeated."""
@@ -133,12 +133,17 @@ class Agent:
         self._config = config
         self._shutdown = threading.Event()
         self._signalled = False
+        self._folder_gone: FxlibError | None = None
         self._set_back: Counter[str] = Counter()
         self._host = host
         self._service = ServiceClient(config, level)
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT, or until one job is done if `once` is set; unfinished jobs are returned."""
+        """Work until SIGTERM or SIGINT, or until one job is done if `once` is set; unfinished jobs are returned.
+
+        Raises:
+            FxlibError: somebody has deleted the worker's folder.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note_signal)
         remove_abandoned()
@@ -168,7 +173,10 @@ class Agent:
         )
         for part, why in self._host.missing:
             _LOG.info("not contained", part=part, why=why)
-        slots = [threading.Thread(target=self._run_slot, args=[runner], daemon=True) for _ in range(self._config.slots)]
+        slots = [
+            threading.Thread(target=self._run_slot, args=[runner, folder], daemon=True)
+            for _ in range(self._config.slots)
+        ]
         try:
             forker.start()
             driver.start()
@@ -187,19 +195,36 @@ class Agent:
             self._service.close()
             folder.delete()
             _LOG.info("worker ended", name=info.worker_id)
+        if self._folder_gone is not None:
+            raise self._folder_gone
 
     def _note_signal(self, *_: object) -> None:
         """Record a signal. Setting an event here would wait for a lock that the interrupted code may hold."""
         self._signalled = True
 
-    def _run_slot(self, runner: JobRunner) -> None:
+    def _run_slot(self, runner: JobRunner, folder: WorkerFolder) -> None:
         while not self._shutdown.is_set():
-            message = self._claim()
+            message = self._claim() if self._may_write(folder) else None
             if message is None:
                 continue
-            self._run_job(runner, message)
+            self._run_job(runner, message, folder)
             if self._config.once:
                 self._shutdown.set()
+
+    def _may_write(self, folder: WorkerFolder) -> bool:
+        """Return whether the worker's folder can be written; if not, wait, or end the worker if the folder is gone."""
+        try:
+            folder.touch()
+        except FileNotFoundError:
+            hint = "Keep programs that clean up temporary files away from it."
+            self._folder_gone = FxlibError("the worker's folder was deleted", where=str(folder.path), hint=hint)
+            self._shutdown.set()
+            return False
+        except OSError as error:
+            _LOG.warning("takes no job", folder=folder.path, error=error, retry_s=_HOST_PAUSE_S)
+            self._shutdown.wait(_HOST_PAUSE_S)
+            return False
+        return True
 
     def _claim(self) -> workers_pb2.Lease | None:
         failures = 0
@@ -214,7 +239,7 @@ class Agent:
                 failures += 1
         return None
 
-    def _run_job(self, runner: JobRunner, message: workers_pb2.Lease) -> None:
+    def _run_job(self, runner: JobRunner, message: workers_pb2.Lease, folder: WorkerFolder) -> None:
         _LOG.info("claimed", job=message.job_id, attempt=message.attempt, model=message.request.name)
         with ActiveLease(self._service, message, self._shutdown) as lease:
             try:
@@ -231,7 +256,8 @@ class Agent:
                 else:
                     _LOG.warning("answer not delivered", job=message.job_id, error=error)
             except OSError as error:
-                if error.errno in DISK_FAULTS and self._set_back[message.job_id] < _SET_BACKS:
+                of_host = error.errno in HOST_FAULTS or not folder.path.exists()
+                if of_host and self._set_back[message.job_id] < _SET_BACKS:
                     self._set_back_job(message, error)
                 else:
                     self._fail(lease, error)
@@ -239,11 +265,11 @@ class Agent:
                 self._fail(lease, error)
 
     def _set_back_job(self, message: workers_pb2.Lease, error: OSError) -> None:
-        """Return a job that this worker's disk has no room for, and pause before taking another one."""
+        """Return a job that this worker's host has no room for, and pause before taking another one."""
         self._set_back[message.job_id] += 1
-        _LOG.warning("given back, as the disk fails", job=message.job_id, error=error)
+        _LOG.warning("given back, as this host fails", job=message.job_id, error=error)
         self._service.release(message)
-        self._shutdown.wait(_DISK_PAUSE_S)
+        self._shutdown.wait(_HOST_PAUSE_S)
 
     def _fail(self, lease: ActiveLease, error: Exception) -> None:
         _LOG.warning("worker failed", job=lease.job_id, error=error)

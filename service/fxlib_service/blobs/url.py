@@ -31,7 +31,9 @@ _PIECE: Final = 8 << 20
 """Number of bytes that are read at a time."""
 _RETRY_S: Final = 2.0
 _FRESH_S: Final = 600.0
-"""Seconds for which a blob that was asked for counts as present, and as used, without asking again."""
+"""Seconds for which a blob that was asked for counts as used, without being marked again."""
+_SEEN_S: Final = 5.0
+"""Seconds for which it counts as present, without asking again: another service may find it damaged, and delete it."""
 _KNOWN: Final = 100_000
 _LOCKS: Final = 64
 _WHOLE_OR_NOT: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
@@ -45,17 +47,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """A blob that was present at a time of the monotonic clock, and had been marked as used within `_FRESH_S`."""
+    """A blob that was last present at a time of the monotonic clock, and was marked as used at another."""
 
     size: int
     at_s: float
+    marked_s: float
 
 
 class UrlBlobStore(KeepsUploads):
     """Keeps blobs below a URL, which several services may share.
 
-    A service asks about each blob once in ten minutes. No other service deletes it in that time, since it was marked as
-    used. If it is gone or damaged nevertheless, that is found when it is read, and the next upload restores it.
+    A service marks a blob that is asked for as used, at most once in ten minutes. No other service deletes it in that
+    time. If it is gone or damaged nevertheless, that is found when it is read, and the next upload restores it.
 
     Args:
         url: location of the blobs, such as `s3://bucket/prefix`; the driver finds its credentials in its usual way.
@@ -103,8 +106,8 @@ class UrlBlobStore(KeepsUploads):
     @override
     def size(self, sha256: str) -> int | None:
         with self._turn(sha256):
-            known = self._known.get(sha256)
-            if known is not None and time.monotonic() - known.at_s < _FRESH_S:
+            known, now_s = self._known.get(sha256), time.monotonic()
+            if known is not None and now_s - known.at_s < _SEEN_S:
                 return known.size
             with self._asking(sha256):
                 try:
@@ -112,8 +115,10 @@ class UrlBlobStore(KeepsUploads):
                 except FileNotFoundError:
                     self._known.pop(sha256, None)
                     return None
-                self._files.pipe_file(self._path(sha256, "used"), b"")
-            return self._know(sha256, int(found["size"]))
+                if known is None or now_s - known.marked_s >= _FRESH_S:
+                    self._files.pipe_file(self._path(sha256, "used"), b"")
+                    known = None
+            return self._know(sha256, int(found["size"]), marked_s=known.marked_s if known else None)
 
     @override
     def commit(self, blob: CheckedBlob, *, owner: str = "") -> None:
@@ -222,11 +227,11 @@ class UrlBlobStore(KeepsUploads):
         """Return the lock under which a blob is asked for and deleted."""
         return self._turns[int(sha256[:2], 16) % _LOCKS]
 
-    def _know(self, sha256: str, size: int) -> int:
+    def _know(self, sha256: str, size: int, *, marked_s: float | None = None) -> int:
         now_s = time.monotonic()
         if len(self._known) >= _KNOWN:
-            self._known = {name: each for name, each in self._known.items() if now_s - each.at_s < _FRESH_S}
-        self._known[sha256] = _Known(size=size, at_s=now_s)
+            self._known = {name: each for name, each in self._known.items() if now_s - each.marked_s < _FRESH_S}
+        self._known[sha256] = _Known(size=size, at_s=now_s, marked_s=now_s if marked_s is None else marked_s)
         return size
 
     def _limit(self, older_than_s: float) -> float:

@@ -181,6 +181,10 @@ class JobStore(ABC):
         """Return the queued jobs with this key, except those that ask for a fresh answer."""
 
     @abstractmethod
+    def ended_equal(self, job_id: str) -> Job | None:
+        """Return the job with the same key that a worker ended last since this one came; None for a fresh one."""
+
+    @abstractmethod
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
         """Return the last accepted job with this key and a reusable answer measured on one of these hardwares."""
 

@@ -80,8 +80,9 @@ class Composer:
         """
         driver = self._engine.dialect.loaded_dbapi
         with self._turn:
-            connection, self._kept = self._kept or self._engine.raw_connection(), None
+            connection, self._kept = self._kept, None
             try:
+                connection = connection or self._engine.raw_connection()
                 cursor = connection.cursor()
                 if self._begin:  # the other drivers begin transactions themselves
                     cursor.execute(self._begin)
@@ -89,12 +90,13 @@ class Composer:
                 connection.commit()
                 self._kept = connection
             except driver.Error as error:
-                connection.invalidate(error)  # it may be lost, and a new one costs little
+                if connection is not None:
+                    connection.invalidate(error)  # it may be lost, and a new one costs little
                 raise sa.exc.DBAPIError.instance(
                     None, None, error, driver.Error, dialect=self._engine.dialect
                 ) from error
             finally:
-                if self._kept is None:
+                if self._kept is None and connection is not None:
                     connection.close()  # which rolls back what was not committed
 
     def close(self) -> None:

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
 from typing_extensions import override
 
 from fxlib_service.errors import Code, ServiceError
@@ -23,7 +25,7 @@ from fxlib_service.leases import Lease
 from fxlib_service.lifecycle import Transition
 from fxlib_service.stores import schema
 from fxlib_service.stores.direct import Direct
-from fxlib_service.stores.sql import SqlJobStore
+from fxlib_service.stores.sql import SCHEMA, SqlJobStore
 
 _CHANNEL: Final = "fxlib_jobs"
 _CHECK_S: Final = 5.0
@@ -43,13 +45,18 @@ _CONNECT: Final = {
 }
 """Settings of libpq, which the URL may change. With them, an unresponsive database is given up within seconds."""
 
+_LIMITS: Final = ("idle_in_transaction_session_timeout = '10s'", "lock_timeout = '10s'")
+"""Settings of each connection. A service that is frozen, or cut off, in a transaction would keep its locks from all
+others for as long as the database holds on to its connection."""
+
 _JOBS = schema.jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A job that another service has changed: the number of the event, and the job's state after it."""
+    """A job that a service has changed: the number of the event, and the job's state after it."""
 
+    origin: str
     job_id: str
     sequence: int
     state: State
@@ -74,6 +81,12 @@ class PostgresJobStore(SqlJobStore):
             parsed = parsed.set(drivername="postgresql+psycopg")
         return parsed.update_query_dict({key: value for key, value in _CONNECT.items() if key not in parsed.query})
 
+    @override
+    def _engine(self, url: str) -> sa.Engine:
+        engine = super()._engine(url)
+        sa.event.listen(engine, "connect", _limit_waits)
+        return engine
+
     async def changes(self) -> AsyncGenerator[Change | None]:
         """Yield the changes of other services from now on; first yield None, since earlier ones may have been missed.
 
@@ -89,9 +102,9 @@ class PostgresJobStore(SqlJobStore):
                 yield None
                 while True:
                     async for notice in connection.notifies(timeout=_CHECK_S):
-                        origin, job_id, sequence, state = notice.payload.split()
-                        if origin != self._origin:
-                            yield Change(job_id=job_id, sequence=int(sequence), state=State(state))
+                        change = _read_notice(notice.payload)
+                        if change is None or change.origin != self._origin:
+                            yield change
                     await connection.execute("SELECT 1")  # raises if the connection was lost silently
         except psycopg.Error as error:
             raise ServiceError(Code.STORAGE_UNAVAILABLE, "the database is away", retry_after_s=_RETRY_S) from error
@@ -194,6 +207,8 @@ class PostgresJobStore(SqlJobStore):
 
     @override
     def _alone(self, db: sa.Connection | Direct, what: str) -> None:
+        if what == SCHEMA:  # another service may be migrating the tables
+            db.execute(_WAIT_LONG, {})
         db.execute(_LOCK, {"what": f"fxlib {what}"})
 
     @override
@@ -208,8 +223,26 @@ class PostgresJobStore(SqlJobStore):
         _renewed(db, _JOBS.c.id == job_id, lease_s)
 
 
+def _read_notice(payload: str) -> Change | None:
+    """Return the change that a notice tells of; None if it is in another form, as another version may send."""
+    try:
+        origin, job_id, sequence, state = payload.split()
+        return Change(origin=origin, job_id=job_id, sequence=int(sequence), state=State(state))
+    except ValueError:
+        return None
+
+
+def _limit_waits(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    for each in _LIMITS:
+        cursor.execute(f"SET {each}")
+    cursor.close()
+    connection.commit()
+
+
 _NOW: Final = sa.func.date_part("epoch", sa.func.clock_timestamp())
 _LOCK: Final = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:what, 0))")
+_WAIT_LONG: Final = sa.text("SET LOCAL lock_timeout = 0")
 _NOTIFY: Final = sa.text("SELECT pg_notify(:channel, :notice)")
 
 

@@ -38,6 +38,9 @@ _PRAGMAS: Final = (
     "busy_timeout = 10000",
 )
 
+SCHEMA: Final = "schema"
+"""What a service writes alone while it prepares the tables."""
+
 _JOBS = schema.jobs
 
 
@@ -105,7 +108,7 @@ class SqlJobStore(JobStore):
     def _prepare(self) -> None:
         try:
             with self._writing() as db:
-                self._alone(db, "schema")
+                self._alone(db, SCHEMA)
                 migrations.prepare(db)
         except BaseException:
             self.close()  # the caller gets no store to close
@@ -154,6 +157,8 @@ class SqlJobStore(JobStore):
             if db.execute(_CLAIMABLE, {"job_id": job_id}).first() is None:
                 return None
             transition = self._update(db, job_id, decide)
+            if transition is None or not transition.claimed:  # another service has ended it since
+                return None
             self._lease(db, job_id, lease_s)
             return transition
 
@@ -263,6 +268,11 @@ class SqlJobStore(JobStore):
         equal = sa.and_(_JOBS.c.cache_key == cache_key, _JOBS.c.state == State.QUEUED, _JOBS.c.fresh.is_(False))
         with self._reading() as db:
             return _all(db, sa.select(_JOBS).where(equal).order_by(_JOBS.c.number))
+
+    @override
+    def ended_equal(self, job_id: str) -> Job | None:
+        with self._reading() as db:
+            return _first(db, _ENDED_EQUAL, job_id=job_id)
 
     @override
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
@@ -424,6 +434,20 @@ _MAY_BE_CLAIMED = sa.and_(
             _DUPLICATE.c.fresh.is_(False),
         ),
     ),
+)
+_WAITING = _JOBS.alias("waiting")
+_ENDED_EQUAL = (
+    sa.select(_JOBS)
+    .join(_WAITING, _JOBS.c.cache_key == _WAITING.c.cache_key)
+    .where(
+        _WAITING.c.id == sa.bindparam("job_id"),
+        _WAITING.c.fresh.is_(False),
+        _JOBS.c.state.in_((State.SUCCEEDED, State.FAILED)),
+        _JOBS.c.cached.is_(False),
+        _JOBS.c.finished_at >= _WAITING.c.created_at,
+    )
+    .order_by(_JOBS.c.finished_at.desc())
+    .limit(1)
 )
 _CLAIMABLE = sa.select(_JOBS.c.id).where(_JOBS.c.id == sa.bindparam("job_id"), _MAY_BE_CLAIMED)
 

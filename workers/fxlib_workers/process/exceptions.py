@@ -11,8 +11,10 @@ from typing import Final, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DISK_FAULTS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
-"""The numbers of the errors of a failing disk, for which no job is at fault."""
+HOST_FAULTS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
+"""The numbers of the errors of a failing disk, or of a host without room, for which no job is at fault."""
 
 _LONGEST: Final = 500
 """The longest text of an exception, in characters."""

@@ -71,6 +71,8 @@ def delete(folder: Path) -> None:
     deadline = time.monotonic() + _TIMEOUT_S
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
+        if not os.access(folder.parent, os.W_OK):  # the disk may have become read-only
+            return
         time.sleep(0.01)
 
 

@@ -25,7 +25,7 @@ from fxlib_workers.exchange import JobFolder
 from fxlib_workers.process import linux
 from fxlib_workers.process.child import Channel, ChildEndedError
 from fxlib_workers.process.containment import Containment, ContainmentError, contain
-from fxlib_workers.process.exceptions import DISK_FAULTS, Raised
+from fxlib_workers.process.exceptions import HOST_FAULTS, Raised
 from fxlib_workers.process.limits import limit_files, limit_processes
 from fxlib_workers.rewrite.make_candidates import make_candidates
 
@@ -64,7 +64,7 @@ def answer_worker(channel: Channel) -> int:
             failed=raised.text,
             out_of_memory=raised.out_of_memory,
             too_large=number == errno.EFBIG,
-            disk=number if number in DISK_FAULTS else None,
+            disk=number if number in HOST_FAULTS else None,
         )
         return 1
     return 0

@@ -24,7 +24,7 @@ from fxlib_workers.config import TrialSettings
 from fxlib_workers.exchange import Candidate, JobFolder
 from fxlib_workers.process.child import FOLDER, Channel, ChildEndedError
 from fxlib_workers.process.containment import HOST_NETWORK, Network
-from fxlib_workers.process.exceptions import DISK_FAULTS, shorten
+from fxlib_workers.process.exceptions import HOST_FAULTS, shorten
 from fxlib_workers.trial.failures import InterruptedTrialError
 from fxlib_workers.trial.nodes import Nodes, connected
 from fxlib_workers.trial.replay.named_calls import with_remote_calls
@@ -60,7 +60,7 @@ def drive(settings: TrialSettings, channel: Channel, network: Network = HOST_NET
         return 0
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         number = error.errno if isinstance(error, OSError) else None
-        disk = number if number in DISK_FAULTS else None
+        disk = number if number in HOST_FAULTS else None
         channel.send(failed=shorten(f"{type(error).__name__}: {error}"), disk=disk)
         return 1
 
