@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -418,13 +419,19 @@ class Pipeline(Generic[B]):
                 f"nothing was fetched ahead: inputs= raised for each batch, {error}", FxlibWarning, stacklevel=3
             )
             self._unknown = None
-        for ahead, pulled in used.items():
-            ahead.withdraw([each.entry for each in pulled])
-            ahead.close(leaves_pushes=self._defer_pushes, trainers=self._trainers, stale=self._stale)
-            self.taken, self.unused = self.taken + ahead.taken, self.unused + ahead.unused
-            ahead.taken = ahead.unused = 0
-            self.staleness += ahead.staleness
-            ahead.staleness.clear()
+        with ExitStack() as closing:  # an interrupt while one of them waits leaves none of them open
+            for ahead, pulled in used.items():
+                closing.callback(self._count, ahead)
+                closing.callback(
+                    ahead.close, leaves_pushes=self._defer_pushes, trainers=self._trainers, stale=self._stale
+                )
+                closing.callback(ahead.withdraw, [each.entry for each in pulled if each.entry is not None])
+
+    def _count(self, ahead: ModuleAhead) -> None:
+        self.taken, self.unused = self.taken + ahead.taken, self.unused + ahead.unused
+        ahead.taken = ahead.unused = 0
+        self.staleness += ahead.staleness
+        ahead.staleness.clear()
 
     def _opened(self, used: dict[ModuleAhead, list[_Pulled[B]]]) -> tuple[CapturedModule, ModuleAhead] | None:
         """Return the current module and what makes its calls ahead, which watches from now on; None if not captured."""

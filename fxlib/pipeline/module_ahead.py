@@ -222,14 +222,15 @@ class ModuleAhead(LeavesPushes):
         except Exception as error:  # noqa: BLE001 - a loop that is left by `break` raises nothing
             self._unraised = error
             warnings.warn(f"a push has failed that a loop left in flight: {error}", FxlibWarning, stacklevel=2)
-        self._trainers.loop_ended(trainers)
-        self._loops -= 1
-        self._batches = self._batches_before.pop()
-        self._leaving -= leaves_pushes
-        self._stale_limits.remove(stale)
-        self._most_stale = min(self._stale_limits, default=0)
-        self._forget_blocks()
-        self._rest()
+        finally:  # after an interrupt, too
+            self._trainers.loop_ended(trainers)
+            self._loops -= 1
+            self._batches = self._batches_before.pop()
+            self._leaving -= leaves_pushes
+            self._stale_limits.remove(stale)
+            self._most_stale = min(self._stale_limits, default=0)
+            self._forget_blocks()
+            self._rest()
 
     @property
     def result_bytes(self) -> int:
@@ -310,6 +311,8 @@ class ModuleAhead(LeavesPushes):
         self._programs.ran(module, grad_enabled=torch.is_grad_enabled())
         running = self._running.setdefault(get_ident(), [])
         running.append(None)
+        if self._entries and self._trainers.have_joined():
+            self.synchronized()
         found = self._matching(module, args, kwargs) if self._entries else None
         if found is None or not self._takes_out(found[0]):
             return generated

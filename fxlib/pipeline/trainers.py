@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from torch import distributed
 from torch.distributed import rpc
+from torch.distributed.rpc import PyRRef
 from torch.fx import GraphModule
 
 from fxlib.analysis.effects.resources import destination
+from fxlib.analysis.operators.schemas import attribute
 from fxlib.errors import FxlibWarning
 from fxlib.reasons import Reason
 from fxlib.runtime.ops.calls import is_call, is_issue
+from fxlib.wire import OpaqueRRef
 
 
 def servers_of(module: GraphModule) -> frozenset[str]:
-    """Return the names of the workers that a graph calls, as far as the names are constants."""
+    """Return the names of the workers that a graph calls, as far as constants and RRefs of the module tell them."""
     calls = (node for node in module.graph.nodes if is_call(node) or is_issue(node))
-    return frozenset(name for node in calls if (name := destination(node)) is not None)
+    named = {name for node in calls if (name := destination(node)) is not None}
+    held = (attribute(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr"))
+    return frozenset(named | {each.owner_name() for each in held if isinstance(each, (PyRRef, OpaqueRRef))})
 
 
 class Trainers:
     """Tells whether there are several trainers, by the loop's statement, the process group, and the RPC workers.
 
     A worker of RPC that the module does not call may be another trainer, or a server that others write to through it.
-    So it counts as one until the loop says how many trainers there are.
+    So it counts as one until the loop says how many trainers there are; workers may join a group that may grow at any
+    time.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -32,15 +39,18 @@ class Trainers:
         self._stated: list[int | None] = []
         """The numbers of trainers that open loops state; None for one that states none."""
         self._agent: object = None
-        """The RPC agent whose workers were examined; None before the first."""
+        """The RPC agent whose workers were examined, if its group cannot grow; else None."""
         self._others: list[str] = []
         """The names of its workers that are neither this process nor servers of the module."""
+        self._names: set[str] | None = None
+        """The names of its workers besides this process; None before they were looked at."""
+        self._were_several = True
         self._has_warned = False
 
     def loop_began(self, stated: int | None) -> None:
         """Note the number of trainers that a loop states; None if it states none."""
         self._stated.append(stated)
-        self._agent = None
+        self._agent = self._names = None
 
     def loop_ended(self, stated: int | None) -> None:
         """Forget the statement of a loop."""
@@ -72,11 +82,18 @@ class Trainers:
     def _other_workers(self) -> list[str]:
         if not rpc.api._is_current_rpc_agent_set():
             return []
-        agent = rpc.api._get_current_rpc_agent()
+        agent: Any = rpc.api._get_current_rpc_agent()
         if agent is not self._agent:
+            self._agent = agent if agent.is_static_group else None
             names = {each.name for each in agent.get_worker_infos()} - {agent.get_worker_info().name}
-            self._agent, self._others = agent, sorted(names - servers_of(self._module))
+            if names != self._names:
+                self._names, self._others = names, sorted(names - servers_of(self._module))
         return self._others
+
+    def have_joined(self) -> bool:
+        """Return whether trainers were found since this was last asked, where there were none before."""
+        before, self._were_several = self._were_several, self._agent is None and self.are_several
+        return self._were_several and not before
 
 
 def _in_group() -> bool:

@@ -87,12 +87,15 @@ def drop_gradients(module: nn.Module) -> None:
 
     Raises:
         FxlibError: there is no captured module in `module`.
+        Exception: whatever a push raises that a loop left in flight; the gradients are dropped nevertheless.
     """
     tapes, _, aheads = _tapes(module, "drop_gradients")
-    for ahead in aheads:
-        ahead.settle_pushes()
-    for tape in tapes:
-        tape.drop()
+    try:
+        for ahead in aheads:
+            ahead.settle_pushes()
+    finally:  # where an earlier push has failed, too
+        for tape in tapes:
+            tape.drop()
     for each in aheads:
         each.pushed()
 

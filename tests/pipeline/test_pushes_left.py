@@ -15,6 +15,7 @@ from torch.distributed import rpc
 import fxlib
 from fxlib.errors import FxlibWarning
 from fxlib.pipeline.module_ahead import ahead_of
+from fxlib.pipeline.watch import WATCH
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.pushes import PushesInFlight
 from tests.pipeline.test_pipeline import Stateful, batches, run, train
@@ -129,6 +130,31 @@ def test_of_a_loop_that_is_left_a_failed_push_is_told_and_raised_by_the_next_pus
         with pytest.raises(ValueError, match="refused 0"):
             fxlib.push_gradients(module)
         fxlib.push_gradients(module)
+
+
+def test_gradients_are_dropped_where_an_earlier_push_has_failed_too() -> None:
+    module = scheduled(look_up_in_vain)
+    with simulated(5):
+        with pytest.warns(FxlibWarning, match="a push has failed"):
+            leave_after_one_step(module)
+        module(batches()[0]).sum().backward()
+        with pytest.raises(ValueError, match="refused"):
+            fxlib.drop_gradients(module)
+        fxlib.push_gradients(module)  # there is nothing to push, and so nothing that fails
+
+
+def test_an_interrupt_while_a_loop_closes_leaves_no_loop_open() -> None:
+    module = scheduled(look_up_table)
+    interrupted = mock.patch.object(PushesInFlight, "finish", side_effect=KeyboardInterrupt)
+    with simulated(5):
+        loop = iter(fxlib.pipeline(batches(), module, defer_pushes=True))
+        train(module, next(loop))
+        with interrupted, pytest.raises(KeyboardInterrupt):
+            loop.close()  # type: ignore[attr-defined]
+        ahead = module._fxlib.ahead
+        assert ahead is not None
+        assert not ahead.may_leave_pushes
+        assert not WATCH.is_watching
 
 
 def test_a_loop_that_begins_with_a_failed_push_of_the_one_before_raises_it_and_leaves_nothing_open() -> None:

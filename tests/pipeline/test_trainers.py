@@ -13,13 +13,15 @@ import torch
 from torch import distributed, nn
 from torch.distributed import _functional_collectives, rpc
 from torch.distributed import distributed_c10d as c10d
+from torch.fx import Graph, GraphModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fxlib
 from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline import trainers as trainers_module
 from fxlib.pipeline.watch import WATCH
-from fxlib.runtime import CapturedModule
+from fxlib.runtime import CapturedModule, ops
+from fxlib.wire import OpaqueRRef
 from tests.random_programs import simulation
 from tests.random_programs.simulation import World, simulated
 from tests.random_programs.trainings import look_up_table
@@ -152,6 +154,8 @@ def test_nothing_of_torch_stays_replaced_when_the_loop_is_over() -> None:
 class Agent:
     """An RPC agent that knows these workers, the first of which is this process."""
 
+    is_static_group = True
+
     def __init__(self, *names: str) -> None:
         self._infos = [mock.Mock() for _ in names]
         for info, name in zip(self._infos, names, strict=True):
@@ -188,6 +192,42 @@ def test_a_worker_that_the_module_does_not_call_counts_as_a_trainer_until_the_lo
         warnings.simplefilter("error")
         assert reads_behind_pushes("trainer0", "ps0", "evaluator", trainers=1)
         assert not reads_behind_pushes("trainer0", "ps0", trainers=2)
+
+
+def test_a_trainer_that_joins_counts_from_then_on_and_what_was_read_before_is_read_again() -> None:
+    module = captured(Trained())
+    agent = Agent("trainer0", "ps0")
+    agent.is_static_group = False
+    taken = []
+    with simulated(3), mock.patch.object(trainers_module, "rpc") as told, warnings.catch_warnings(action="ignore"):
+        told.api._get_current_rpc_agent.return_value = agent
+        loop = fxlib.pipeline(batches(), module)
+        for place, batch in enumerate(loop):
+            if place == 3:
+                agent.get_worker_infos().append(mock.Mock())
+                agent.get_worker_infos()[-1].name = "trainer1"
+            module(batch).sum().backward()
+            taken.append(module._fxlib.ahead.taken)  # type: ignore[union-attr]
+            fxlib.push_gradients(module)
+    assert taken == [0, 1, 2, 2, 2, 2]
+
+
+class Held(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = OpaqueRRef("table", "ps1", here=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_a_server_that_the_module_reaches_by_an_rref_is_one_that_it_calls() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.call_function(ops.remote_call, ("ps0", "m:f", (x,), {}, None))
+    graph.call_function(ops.remote_call, (graph.get_attr("table"), ".read", (x,), {}, None))
+    graph.output(x)
+    assert trainers_module.servers_of(GraphModule(Held(), graph)) == {"ps0", "ps1"}
 
 
 def test_a_loop_within_a_loop_leaves_the_outer_one_its_number_of_trainers() -> None:
