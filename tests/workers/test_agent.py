@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +14,13 @@ import pytest
 
 from fxlib.errors import CredentialError, RejectedError, RemoteError, ServiceUnavailableError
 from fxlib.v1 import jobs_pb2, workers_pb2
+from fxlib_workers import agent as agents
 from fxlib_workers import service_client
-from fxlib_workers.agent import Agent
+from fxlib_workers.agent import Agent, WorkerFolder
 from fxlib_workers.config import Config
 from fxlib_workers.process.probe import Available, Level
 from fxlib_workers.service_client import ServiceClient
+from tests.service.disks import MAY_MOUNT, small_disk
 
 LEASE = workers_pb2.Lease(job_id="job", token="token", duration_s=30)
 
@@ -24,9 +30,13 @@ class FakeService:
 
     def __init__(self) -> None:
         self.outcomes: list[jobs_pb2.JobFailure] = []
+        self.released = 0
 
     def heartbeat(self, lease: workers_pb2.Lease) -> bool:
         return True
+
+    def release(self, lease: workers_pb2.Lease) -> None:
+        self.released += 1
 
     def complete(self, lease: workers_pb2.Lease, outcome: jobs_pb2.JobFailure, check: object) -> None:
         self.outcomes.append(outcome)
@@ -42,18 +52,31 @@ class FakeRunner:
         raise self.error
 
 
-def outcomes(error: Exception) -> list[jobs_pb2.JobFailure]:
+@pytest.fixture
+def folder() -> Iterator[WorkerFolder]:
+    with WorkerFolder() as made:
+        yield made
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(agents, "_HOST_PAUSE_S", 0.01)
+    made: Any = Agent(Config(service="127.0.0.1:1"), Available(parts=frozenset()), Level.NONE)
+    made._service.close()
+    made._service = FakeService()
+    return made
+
+
+def outcomes(agent: Any, folder: WorkerFolder, error: Exception) -> list[jobs_pb2.JobFailure]:
     """Return what the service is told of a job that ends with an error."""
-    agent: Any = Agent(Config(service="127.0.0.1:1"), Available(parts=frozenset()), Level.NONE)
-    agent._service.close()
-    agent._service = service = FakeService()
-    agent._run_job(FakeRunner(error), LEASE)
-    return service.outcomes
+    agent._run_job(FakeRunner(error), LEASE, folder)
+    found: list[jobs_pb2.JobFailure] = agent._service.outcomes
+    return found
 
 
 @pytest.mark.parametrize("code", ["INVALID_REQUEST", "INVALID_GRAPH", "MESSAGE_TOO_LARGE"])
-def test_an_answer_that_the_service_refuses_fails_the_job(code: str) -> None:
-    (failure,) = outcomes(RejectedError("result.graph: is none", code=code))
+def test_an_answer_that_the_service_refuses_fails_the_job(agent: Any, folder: WorkerFolder, code: str) -> None:
+    (failure,) = outcomes(agent, folder, RejectedError("result.graph: is none", code=code))
     assert (failure.code, failure.message) == ("WORKER_FAILED", "RejectedError: result.graph: is none")
 
 
@@ -67,8 +90,43 @@ def test_an_answer_that_the_service_refuses_fails_the_job(code: str) -> None:
         RejectedError("the service itself failed", code="INTERNAL"),
     ],
 )
-def test_an_answer_that_another_attempt_may_deliver_leaves_the_job_to_it(error: RemoteError) -> None:
-    assert outcomes(error) == []
+def test_an_answer_that_another_attempt_may_deliver_leaves_the_job_to_it(
+    agent: Any, folder: WorkerFolder, error: RemoteError
+) -> None:
+    assert outcomes(agent, folder, error) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EMFILE])
+def test_a_job_that_the_host_has_no_room_for_is_given_back_twice(agent: Any, folder: WorkerFolder, number: int) -> None:
+    error = OSError(number, "no")
+    for given_back in (1, 2):
+        assert outcomes(agent, folder, error) == []
+        assert agent._service.released == given_back
+    assert [each.code for each in outcomes(agent, folder, error)] == ["WORKER_FAILED"]
+
+
+def test_a_worker_whose_folder_was_deleted_gives_its_job_back_and_ends(agent: Any, folder: WorkerFolder) -> None:
+    assert agent._may_write(folder)
+    shutil.rmtree(folder.path)
+    assert outcomes(agent, folder, FileNotFoundError(errno.ENOENT, "no")) == []
+    assert agent._service.released == 1
+    assert not agent._may_write(folder)
+    assert agent._shutdown.is_set()
+    assert "was deleted" in str(agent._folder_gone)
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="only root mounts a small disk")
+def test_a_worker_takes_no_job_while_its_disk_is_full(
+    agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk.path))
+        with WorkerFolder() as folder:
+            disk.fill()
+            assert not agent._may_write(folder)
+            disk.clear()
+            assert agent._may_write(folder)
+            assert not agent._shutdown.is_set()
 
 
 @pytest.fixture
