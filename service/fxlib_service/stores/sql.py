@@ -39,7 +39,7 @@ _PRAGMAS: Final = (
 )
 
 SCHEMA: Final = "schema"
-"""What a service writes alone while it prepares the tables."""
+"""The name of the lock under which a service prepares the tables."""
 
 _JOBS = schema.jobs
 
