@@ -39,6 +39,11 @@ def other_keys(x: torch.Tensor) -> Any:
     return {"a": x, "c": x, "b": x}
 
 
+@fxlib.remote(pure=True, returns=[[None, None], {"a": None, "b": None}])
+def rows_and_features(x: torch.Tensor) -> Any:
+    return [[x + 1, x + 2], {"a": x + 3, "b": x + 4}]
+
+
 def nothing(x: torch.Tensor) -> None:
     pass
 

@@ -29,6 +29,7 @@ from fxlib.capture.rrefs import RRefPaths
 from fxlib.capture.trace import value_facts
 from fxlib.capture.trace.decided_sizes import UNKNOWN, DecidedSizes, SizedValue, known_iterator
 from fxlib.capture.trace.remote import RemoteCalls
+from fxlib.capture.trace.restructuring import hands_over, restructured, source_of
 from fxlib.capture.trace.traced_through import TracedThrough
 from fxlib.capture.trace.value_facts import ParameterMetadata
 from fxlib.capture.trace.values import CollectiveValue, StructuredValue, TracedValue
@@ -71,6 +72,8 @@ class RemoteTracer(Tracer):
     """Whether the forward has read metadata of a tensor, which is a constant in the graph."""
     sizes: DecidedSizes | None = None
     """The sizes that samples have; None if the graph is to be for all sizes."""
+    handed_over = 0
+    """How often remote results of a declared structure were handed to code that may change them."""
     asked_gradients = False
     """Whether the forward has read which tensors take a gradient."""
 
@@ -115,6 +118,8 @@ class RemoteTracer(Tracer):
         self._attributes_read: set[str] = set()
         """Names of the tensors that were read since the last change."""
         self._constants: dict[int, Proxy] = {}
+        self._restructured: set[Node] = set()
+        """Remote results that the forward has changed, so that they may not have their declared structure any more."""
         self._parameter_metadata = ParameterMetadata()
         self.recorders: dict[object, Callable[[tuple[Any, ...], dict[str, Any]], Any]] = {}
 
@@ -152,6 +157,10 @@ class RemoteTracer(Tracer):
         self.answered |= seen is not None
         return seen
 
+    def is_restructured(self, value: StructuredValue) -> bool:
+        """Return whether the forward has changed the structure of a remote result, or of a part of it."""
+        return source_of(value.node) in self._restructured
+
     def check_structure(self, value: StructuredValue) -> None:
         """Let each run check that a remote result, or a part of it, has its declared structure."""
         declared = tuple(value.structure) if isinstance(value.structure, Mapping) else len(value.structure)
@@ -162,9 +171,7 @@ class RemoteTracer(Tracer):
         self._check(result_structure.check_plain, value, (declared,))
 
     def _check(self, check: Callable[..., None], value: Proxy, declared: object) -> None:
-        made = value.node
-        while made.target is operator.getitem and made.args:
-            made = made.args[0]  # type: ignore[assignment]
+        made = source_of(value.node)
         if "call" in made.meta:
             self.create_proxy("call_function", check, (value, self.calls.called(made), declared), {})
 
@@ -236,6 +243,9 @@ class RemoteTracer(Tracer):
             recorded = self.recorders[target](args, kwargs)
             if recorded is not NotImplemented:
                 return recorded
+        if (changed := restructured(target, args)) is not None:
+            self._restructured.add(changed)
+        self.handed_over += hands_over(kind, target, (*args, *kwargs.values()))
         self.depth += 1
         try:
             return super().create_proxy(kind, target, args, kwargs, *rest, **options)

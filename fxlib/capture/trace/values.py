@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any, ClassVar, NoReturn, cast
 
 import torch
@@ -157,20 +157,30 @@ class StructuredValue(TracedValue):
     def __init__(self, node: Node, tracer: TracerBase, structure: Structure) -> None:
         super().__init__(node, tracer)
         self.structure = structure
-        self._checked = False
+        self._checked_behind = -1
 
-    _fields = TracedValue._fields | {"_checked"}
+    _fields = TracedValue._fields | {"_checked_behind"}
 
     @override
     def _class(self) -> type:
-        return type(self._relied_on())
+        checked = self._checked_behind >= 0  # a list stays a list, however it is changed
+        return type(self.structure if checked else self._relied_on())
 
     def _relied_on(self) -> Structure:
-        """Return the structure for a decision by it; each run then checks it, once."""
-        if not self._checked:
-            self._checked = True
+        """Return the structure for a decision by it; each run then checks it, again behind code that may change it."""
+        self._refuse_if_changed()
+        if self._checked_behind != self.tracer.handed_over:
+            self._checked_behind = self.tracer.handed_over
             self.tracer.check_structure(self)
         return self.structure
+
+    def _refuse_if_changed(self) -> None:
+        if self.tracer.is_restructured(self):
+            raise capture_error(
+                "the forward asks for the elements of a remote result behind an operation that adds, removes or "
+                "exchanges some of them, and only a run knows them then",
+                hint="Change a list or dict of your own: list(rows), dict(features).",
+            )
 
     @property
     def is_sequence(self) -> bool:
@@ -182,17 +192,20 @@ class StructuredValue(TracedValue):
 
     def __iter__(self) -> Iterator[Any]:
         structure = self._relied_on()
-        if isinstance(structure, Mapping):
-            return iter(structure)
-        return iter([self[index] for index in range(len(structure))])
+        for each in structure if isinstance(structure, Mapping) else range(len(structure)):
+            self._refuse_if_changed()
+            yield each if isinstance(structure, Mapping) else self[each]
+        self._refuse_if_changed()
 
     def __contains__(self, key: object) -> bool:
-        if isinstance(self.structure, Mapping):
+        if isinstance(self.structure, Mapping) and not isinstance(key, Proxy):
             return key in self._relied_on()
         raise _undecidable("`in` compares elements, which only a run knows")
 
     def __getitem__(self, key: Any) -> Proxy:
-        item = self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
+        item: Proxy = self.tracer.create_proxy("call_function", operator.getitem, (self, key), {})
+        if self.tracer.is_restructured(self):
+            return item
         try:
             return value_of(item, self.structure[key])
         except (KeyError, IndexError, TypeError) as error:
@@ -201,23 +214,53 @@ class StructuredValue(TracedValue):
                 hint="Correct returns= in the remote function's contract.",
             ) from error
 
+    def __delitem__(self, key: object) -> NoReturn:
+        raise _undecidable("the forward deletes an element of a remote result", "Leave it out of a copy.")
+
+    def get(self, key: Any, *default: Any) -> Any:
+        """Return the value of a declared key, or else the default."""
+        mapping: Mapping[Any, Any] = self._mapping("get", asked=False)
+        if isinstance(key, Proxy) or self.tracer.is_restructured(self):
+            return self._attribute("get")(key, *default)
+        return self[key] if key in mapping else (*default, None)[0]
+
     def keys(self) -> Any:
         """Return the declared keys."""
-        return self._mapping("keys").keys()
+        return _Keys(self._mapping("keys"))
 
-    def values(self) -> list[Proxy]:
+    def values(self) -> ValuesView[Proxy]:
         """Return the values, in the declared order."""
-        return [self[key] for key in self._mapping("values")]
+        return _Values(self._mapping("values"))
 
     def items(self) -> ItemsView[Any, Proxy]:
         """Return keys and values, in the declared order."""
-        return {key: self[key] for key in self._mapping("items")}.items()
+        return _Items(self._mapping("items"))
 
-    def _mapping(self, method: str) -> Mapping[Any, Any]:
+    def _mapping(self, method: str, *, asked: bool = True) -> Mapping[Any, Any]:
         if isinstance(self.structure, Mapping):
-            self._relied_on()
-            return self.structure
+            if asked:
+                self._relied_on()
+            return cast("Mapping[Any, Any]", self)
         raise AttributeError(f"{type(self.structure).__name__!r} object has no attribute {method!r}")
+
+
+class _View:
+    """A view of a dict's entries, which takes each entry when it is asked for it, and may be walked backwards."""
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(list(self))  # type: ignore[call-overload]
+
+
+class _Keys(_View, KeysView[Any]):
+    pass
+
+
+class _Values(_View, ValuesView[Proxy]):
+    pass
+
+
+class _Items(_View, ItemsView[Any, Proxy]):
+    pass
 
 
 class FutureValue(TracedValue):
