@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.fx import Graph, GraphModule
+from torch.nn.modules import module as torchs
 
 T = TypeVar("T")
 TABLES: Final = ("_parameters", "_modules", "_buffers")
@@ -28,6 +29,12 @@ _TORCHS_IMPLEMENTATION = nn.Module._call_impl
 _HARMLESS = ("torch.", "fxlib.runtime.", "_operator.", "operator.", "math.", "builtins.")
 _OPERATORS = frozenset({"torch._ops.aten", "torch._ops.prims", "torch._ops.fxlib"})
 """Modules whose functions give no module a hook while a forward runs; other custom operators may run anything."""
+
+
+def all_have_hooks() -> bool:
+    """Return whether hooks are registered that run around each module (`register_module_forward_hook`)."""
+    found = torchs._global_forward_hooks or torchs._global_forward_pre_hooks
+    return bool(found or torchs._global_backward_hooks or torchs._global_backward_pre_hooks)
 
 
 def graph_modules(module: nn.Module) -> Iterator[tuple[str, GraphModule]]:

@@ -20,6 +20,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.data_parallel import HOOKS, DataParallel, DataParallelOptions
+from fxlib.runtime.submodules import all_have_hooks
 from fxlib.v1 import graph_pb2 as pb
 from fxlib.wire.faults import Fault, Limits
 from fxlib.wire.memory_safety import reached_outside
@@ -70,7 +71,7 @@ def class_name(module: nn.Module) -> str | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether calling or saving the module runs code that is not its class's."""
-    return any(vars(module).get(name) for name in _HOOKS)
+    return all_have_hooks() or any(vars(module).get(name) for name in _HOOKS)
 
 
 def attributes(module: nn.Module) -> Iterator[tuple[str, object]]:

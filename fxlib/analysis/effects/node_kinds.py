@@ -27,7 +27,7 @@ from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.data_parallel import DataParallel, body_of, broadcasts, is_ordinary, tensors_of
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.registry import OPERATORS, TRACKERS, Role, is_batch, waits_of
-from fxlib.runtime.submodules import local_modules, submodule
+from fxlib.runtime.submodules import all_have_hooks, local_modules, submodule
 
 _PYTHON = frozenset({"_operator", "builtins"})
 
@@ -261,7 +261,7 @@ class Behaviours:
         """
         body = body_of(called)
         inside = module_operator(called.module) if body is None else body_operator(body)  # type: ignore[arg-type]
-        if inside is None or not is_ordinary(called) or self._is_used_beside(path, called):
+        if inside is None or all_have_hooks() or not is_ordinary(called) or self._is_used_beside(path, called):
             return None
         state, joins = tensors_of(called), broadcasts(called)
         buffers = (each for each in state if joins and not isinstance(each, nn.Parameter))

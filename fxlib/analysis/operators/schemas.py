@@ -6,7 +6,7 @@ return their arguments unless they are listed. Operators that torch does not pub
 
 The same facts are known for calls of leaf modules of `torch.nn`. Training flags do not count, since they may be set at
 any time: a dropout may draw, and a batch norm may update its statistics. A module is unknown if torch did not write it,
-it has hooks, or its forward was replaced.
+it has hooks (its own, or those of all modules), or its forward was replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fxlib.analysis.operators import operator_tables as words
 from fxlib.runtime import int8
 from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.ops.registry import Role, functions_with
-from fxlib.runtime.submodules import is_torchs_value, submodule
+from fxlib.runtime.submodules import all_have_hooks, is_torchs_value, submodule
 
 _FRESH = tuple(
     f"torch.nn.modules.{name}"
@@ -308,7 +308,7 @@ def module_operator(module: nn.Module) -> OperatorFacts | None:
 
 def is_known(module: nn.Module) -> bool:
     """Return whether it is known what calling the module does."""
-    return all(map(_is_plain, _parts(module)))
+    return not all_have_hooks() and all(map(_is_plain, _parts(module)))
 
 
 def attribute(module: nn.Module, target: str) -> object:

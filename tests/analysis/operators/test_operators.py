@@ -16,10 +16,12 @@ import torch
 from torch import nn
 from torch.fx import Graph
 from torch.nn import functional as F
+from torch.nn.modules import module as torchs
 from torch.utils import _pytree as pytree
 
 from fxlib.analysis.operators.arguments import operator_of, written_arguments
 from fxlib.analysis.operators.schemas import OperatorFacts, facts_of, module_operator
+from fxlib.wire.modules import class_name
 
 
 def facts(target: Any, *args: Any, **kwargs: Any) -> OperatorFacts | None:
@@ -184,6 +186,26 @@ def test_modules_that_run_anybodys_code_may_do_anything() -> None:
     weighted = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
     for module in (Own(), nn.Sequential(nn.Linear(2, 2), Own()), hooked, weighted, nn.LazyLinear(2)):
         assert module_operator(module) is None
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        torchs.register_module_forward_hook,
+        torchs.register_module_forward_pre_hook,
+        torchs.register_module_full_backward_hook,
+        torchs.register_module_full_backward_pre_hook,
+    ],
+)
+def test_where_all_modules_have_hooks_any_module_may_do_anything(register: Callable[[Any], Any]) -> None:
+    handle = register(lambda *_: None)
+    try:
+        assert module_operator(nn.Linear(2, 2)) is None
+        assert class_name(nn.Linear(2, 2)) is None
+    finally:
+        handle.remove()
+    assert module_operator(nn.Linear(2, 2)) is not None
+    assert class_name(nn.Linear(2, 2)) == "Linear"
 
 
 def _known(found: OperatorFacts | None) -> OperatorFacts:
