@@ -13,11 +13,13 @@ from torch import nn
 from torch.distributed import rpc
 from torch.fx import Node, Proxy
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import _pytree as pytree
 
 from fxlib.capture import source
 from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import Call, Interception, Replace
 from fxlib.capture.trace.tracer import RemoteTracer
+from fxlib.capture.trace.value_facts import asked_by_the_program
 from fxlib.capture.trace.values import IN_PLACE
 from fxlib.errors import CaptureError
 
@@ -55,6 +57,7 @@ def install(interception: Interception, tracer: RemoteTracer) -> None:
     )
     interception.function(torch.autograd.graph.saved_tensors_hooks.__exit__, _checkpoint_end(tracer, begun))
     interception.function(torch.is_tensor, _tensor_question(tracer))
+    interception.function(pytree._get_node_type, _container_question(tracer))
     interception.function(torch.broadcast_shapes, _shapes_question(tracer))
     interception.method(torch.autograd.Variable, "__new__", _legacy_tensor)
     interception.function(nn.Module.__setattr__, _assignment(tracer))
@@ -105,6 +108,19 @@ def _tensor_question(tracer: RemoteTracer) -> Replace:
             return issubclass(tracer.class_of(value), torch.Tensor) if asked else original(value)  # type: ignore[arg-type]
 
         return is_tensor
+
+    return replace
+
+
+def _container_question(tracer: RemoteTracer) -> Replace:
+    """Let torch's pytree take a traced value for what it surely is where the program asks it (`tree_map`)."""
+
+    def replace(original: Call) -> Call:
+        def node_type(value: object) -> Any:
+            asked = isinstance(value, Proxy) and asked_by_the_program(sys._getframe(3))
+            return tracer.container_class(value) if asked else original(value)  # type: ignore[arg-type]
+
+        return node_type
 
     return replace
 

@@ -36,6 +36,7 @@ from fxlib.capture.trace.values import CollectiveValue, StructuredValue, TracedV
 from fxlib.errors import CaptureError
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.capture_facts import Change
+from fxlib.runtime.ops import operators
 from fxlib.runtime.submodules import local_modules
 from fxlib.runtime.tracking import result_structure
 from fxlib.utils.pytree import python_number
@@ -118,6 +119,8 @@ class RemoteTracer(Tracer):
         self._attributes_read: set[str] = set()
         """Names of the tensors that were read since the last change."""
         self._constants: dict[int, Proxy] = {}
+        self.declared_leaves: set[Node] = set()
+        """Elements of remote results that contracts declare to have no structure of their own."""
         self._restructured: set[Node] = set()
         """Remote results that the forward has changed, so that they may not have their declared structure any more."""
         self._parameter_metadata = ParameterMetadata()
@@ -390,6 +393,16 @@ class RemoteTracer(Tracer):
             CaptureError: only a run knows it.
         """
         return value._class() if isinstance(value, TracedValue) else TracedValue(value.node, value.tracer)._class()
+
+    def container_class(self, value: Proxy) -> type:
+        """Return the class of container that a traced value is, or any other class if it surely is none.
+
+        Raises:
+            CaptureError: only a run knows it.
+        """
+        if value.node in self.declared_leaves or value.node.target in (operators.create, operators.make_rref):
+            return torch.Tensor  # a leaf, as an RRef is
+        return self.class_of_value(value)
 
     def refuse(self, proxy: Proxy, problem: str) -> NoReturn:
         """Raise the error that the program cannot be decided without the proxy's value.

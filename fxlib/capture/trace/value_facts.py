@@ -23,8 +23,8 @@ from fxlib.capture.intercept import suspended
 from fxlib.capture.metadata import attribute_of
 from fxlib.runtime.ops.calls import COLLECTIVE, kind_of
 
-# These are abstract base classes, single dispatch, and the metaclass of parameters.
-_ASKING_FOR_OTHERS = ("<frozen abc>", "functools.py", "torch/nn/parameter.py")
+# These are abstract base classes, single dispatch, the metaclass of parameters, and torch's pytree.
+_ASKING_FOR_OTHERS = ("<frozen abc>", "functools.py", "torch/nn/parameter.py", "torch/utils/_pytree.py")
 _SEVERAL = (RNNBase, nn.LSTMCell, nn.MultiheadAttention, nn.AdaptiveLogSoftmaxWithLoss, nn.ModuleList, nn.ModuleDict)
 _CASTS = frozenset(
     {"bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short"}

@@ -207,7 +207,9 @@ class StructuredValue(TracedValue):
         if self.tracer.is_restructured(self):
             return item
         try:
-            return value_of(item, self.structure[key])
+            if (declared := self.structure[key]) is None:
+                self.tracer.declared_leaves.add(item.node)
+            return value_of(item, declared)
         except (KeyError, IndexError, TypeError) as error:
             raise capture_error(
                 f"the declared structure {self.structure!r} has no element {key!r}",
