@@ -73,9 +73,13 @@ class MirroredModule(GraphModule):
             return super().delete_submodule(target)
         self._follow()
         del self._modules[target]
+        self.keep_own_parts()
+        return True
+
+    def keep_own_parts(self) -> None:
+        """Declare that what this module has in its tables now, but its original has not, is this module's alone."""
         if (mirror := self._mirror()) is not None:
             mirror.note_own(self)
-        return True
 
     @override
     def train(self, mode: bool = True) -> Self:

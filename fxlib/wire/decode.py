@@ -120,6 +120,7 @@ class ModuleReader:
             original = None if isinstance(own, CapturedModule) else own
             module = CapturedModule(own, Graph(), original=original, asked=_asked(own))
         self._fill(module, message, own, "")
+        module.keep_own_parts()
         _set_graph(module, self._graphs.read(message.graph), "the root module")
         if own is not None and not isinstance(own, CapturedModule):
             module._fxlib.conditions.python = Facts.unread(
@@ -289,7 +290,7 @@ def _adopt_rest(module: nn.Module, own: nn.Module) -> None:
         for name, part in vars(own)[table].items():
             if name not in vars(module):
                 vars(module)[table].setdefault(name, part)
-    module._non_persistent_buffers_set |= own._non_persistent_buffers_set
+    module._non_persistent_buffers_set.update(own._non_persistent_buffers_set)
 
 
 def _set_graph(module: GraphModule, graph: Graph, where: str) -> None:
