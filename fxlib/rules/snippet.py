@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 
 from fxlib.analysis.effects.aliases import Aliases
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
-from fxlib.analysis.operators.arguments import nodes_in
+from fxlib.analysis.operators.arguments import nodes_in, operator_of
 from fxlib.analysis.operators.canonical import as_function, form_of
 from fxlib.errors import PassError
 
@@ -83,12 +83,12 @@ def _checked(module: GraphModule, where: str) -> Snippet:
     if not any(node.op == "output" for node in module.graph.nodes):
         raise PassError("returns nothing", where=where, hint="Return a value, or a tuple of values.")
     graph = _functional(module, where)
-    nodes = tuple(node for node in graph.nodes if node.op.startswith("call"))
     plain = GraphModule(torch.nn.Module(), graph)
     behaviours = Behaviours(plain)
-    for node in nodes:
+    for node in _calls(graph):
         _check_plain(node, behaviours, where)
-    outputs = _outputs(graph, where)
+    _drop_unused(graph)
+    nodes, outputs = _calls(graph), _outputs(graph, where)
     return Snippet(
         graph=graph,
         inputs=tuple(node for node in graph.nodes if node.op == "placeholder"),
@@ -100,16 +100,18 @@ def _checked(module: GraphModule, where: str) -> Snippet:
 
 
 def _functional(module: GraphModule, where: str) -> Graph:
-    """Return a copy of the graph with functions for modules, and without nodes that no output needs."""
+    """Return a copy of the graph with functions for modules."""
     graph, copied = Graph(), dict[Node, Node]()
-    needed = _needed(module.graph)
     for node in module.graph.nodes:
         if node.op == "get_attr":
             hint = "Take it as an input, or write a number."
             raise PassError(f"holds a tensor or an object of its own, {node.target!r}", where=where, hint=hint)
-        if node in needed:
-            copied[node] = _copy(module, node, graph, copied, where)
+        copied[node] = _copy(module, node, graph, copied, where)
     return graph
+
+
+def _calls(graph: Graph) -> tuple[Node, ...]:
+    return tuple(node for node in graph.nodes if node.op.startswith("call"))
 
 
 def _copy(module: GraphModule, node: Node, graph: Graph, copied: Mapping[Node, Node], where: str) -> Node:
@@ -127,20 +129,19 @@ def _copy(module: GraphModule, node: Node, graph: Graph, copied: Mapping[Node, N
     return made
 
 
-def _needed(graph: Graph) -> set[Node]:
-    """Return the nodes that the output needs, the inputs and the output; unused nodes must be free of side effects."""
-    nodes = list(graph.nodes)
-    needed = {node for node in nodes if node.op in ("placeholder", "output")}
-    for node in reversed(nodes):
-        if node in needed:
-            needed.update(node.all_input_nodes)
-    return needed
+def _drop_unused(graph: Graph) -> None:
+    """Erase the calls that no output needs; all of them must be plain work."""
+    for node in reversed(_calls(graph)):
+        if not node.users:
+            graph.erase_node(node)
 
 
 def _check_plain(node: Node, behaviours: Behaviours, where: str) -> None:
-    behaviour = behaviours.of(node)
-    operator, named = behaviour.operator, f"{where}, node {node.name!r}"
-    if behaviour.part is not Part.LOCAL or operator is None:
+    behaviour, named = behaviours.of(node), f"{where}, node {node.name!r}"
+    # A snippet works on tensors: a method whose result nobody takes is a tensor's, too.
+    is_tensors = not node.users and behaviours.may_act(node)
+    operator = operator_of(node) if is_tensors else behaviour.operator
+    if operator is None or not (is_tensors or behaviour.part is Part.LOCAL):
         raise PassError(f"calls {_named(node)}, whose effects are unknown", where=named)
     if operator.random:
         raise PassError(f"calls {_named(node)}, which draws random numbers", where=named)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.nn import functional as F
 
@@ -18,6 +18,24 @@ from fxlib import Rule
 from fxlib.errors import PassError
 from fxlib.passes import RewriteRules
 from tests.rules.rule_programs import Program, ruled
+
+
+def _written_aside(x: Tensor) -> Tensor:
+    y = torch.sigmoid(x)
+    y.mul_(x)
+    return y
+
+
+def _written_out(x: Tensor) -> Tensor:
+    y = torch.sigmoid(x)
+    torch.mul(x, x, out=y)
+    return y
+
+
+def _drawn_aside(x: Tensor) -> Tensor:
+    x.bernoulli()
+    return torch.sigmoid(x)
+
 
 BAD: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "empty": (lambda x: x, lambda x: x, "computes nothing"),
@@ -32,6 +50,10 @@ BAD: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "a value returned twice": (lambda x: (x.exp(),) * 2, lambda x: (x, x), "returns one value twice|returns"),
     "a write": (lambda x: x.add_(1), lambda x: x + 1, "add_, which writes"),
     "a write in the replacement": (lambda x: x.exp(), lambda x: x.exp_(), "replacement.*exp_, which writes"),
+    "a write whose result nobody takes": (lambda x: x.exp(), _written_aside, "mul_, which writes"),
+    "a write whose result nobody takes in the pattern": (_written_aside, lambda x: x.exp(), "mul_, which writes"),
+    "a write to out=": (lambda x: x.exp(), _written_out, "calls mul, which writes"),
+    "noise that nobody takes": (lambda x: x.exp(), _drawn_aside, "draws random numbers"),
     "noise": (lambda x: F.dropout(x), lambda x: x, "draws random numbers"),
     "no operator": (lambda x: x.no_such_method(), lambda x: x, "effects are unknown|cannot be traced"),
     "an `if`": (lambda x: x.exp() if x.sum() > 0 else x, lambda x: x, "cannot be traced"),
@@ -47,6 +69,16 @@ def test_a_bad_rule_is_refused(case: str) -> None:
         Rule(pattern, replacement, name="mine")
     assert "rule 'mine'" in str(refused.value)
     assert "test_bad_input.py:" in str(refused.value)
+
+
+def test_work_that_no_output_needs_is_no_part_of_a_rule() -> None:
+    def with_more(x: Tensor) -> Tensor:
+        x.sin()
+        torch.cos(x)
+        return x.exp()
+
+    rule = Rule(with_more, with_more, name="mine")
+    assert [[node.target for node in side.nodes] for side in (rule.seeks, rule.gives)] == [["exp"], ["exp"]]
 
 
 def test_a_module_with_weights_is_no_part_of_a_rule() -> None:

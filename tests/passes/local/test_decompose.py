@@ -180,6 +180,7 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "an `if`": (lambda x: x if x.sum() > 0 else -x, "raises TraceError"),
     "noise": (lambda x: torch.rand_like(x), "draws random numbers"),
     "a write": (lambda x: x.exp_(), "writes to its argument"),
+    "a write whose result nobody takes": (lambda x: (y := x.exp(), y.mul_(x))[0], "mul_, which writes"),
     "a tensor": (lambda x: x * torch.ones(4), "holds a tensor of its own"),
     "a number": (lambda x: 3, "returns 3"),
     "other arguments": (lambda x, y: x, "raises TypeError"),
