@@ -7,7 +7,6 @@ import gc
 import logging
 import operator
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from fxlib.capture import source
 from fxlib.capture.declarations import Declarations
 from fxlib.capture.handled_errors import capture_error, unswallowed
-from fxlib.capture.intercept import Interception, is_capturing, leave_logging_alone
+from fxlib.capture.intercept import Interception, is_capturing, leave_logging_alone, one_at_a_time
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording import bytecode
 from fxlib.capture.recording.recorder import Recorder
@@ -49,7 +48,6 @@ from fxlib.runtime.submodules import local_modules, submodule
 from fxlib.spec.contract import Contract
 
 _LOG = logging.getLogger(__name__)
-_one_at_a_time = threading.Lock()
 Model = nn.Module | Callable[..., Any]
 
 _ATTEMPTS = 4
@@ -76,7 +74,7 @@ class Options(NamedTuple):
         """
         written = model.forward if isinstance(model, FunctionModel) else model
         options = self._replace(changed=changed)
-        with _one_at_a_time, warnings.catch_warnings():
+        with one_at_a_time, warnings.catch_warnings():
             warnings.simplefilter("ignore", FxlibWarning)  # the warning was given when the model was captured
             return _traced(written, options)
 
@@ -124,7 +122,7 @@ def capture(
     """
     _check(model, how, sample_inputs)
     options = Options(tracer_class, leaf_modules, wrap, concrete_args, contracts)
-    with _one_at_a_time:
+    with one_at_a_time:
         captured = _captured(model, options, sample_inputs, dynamic_shapes, how)
     captured._fxlib.captured_with = captured._fxlib.captured_with or options
     captured._fxlib.captured_code = captured._program.generated.__code__

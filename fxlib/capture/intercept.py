@@ -21,6 +21,8 @@ Call = Callable[..., Any]
 Replace = Callable[[Call], Call]
 """A function that takes the original and returns its replacement."""
 
+one_at_a_time = threading.Lock()
+"""Whoever replaces functions holds this meanwhile."""
 _SLOT = "the redirection stands here"
 _thread = threading.local()
 

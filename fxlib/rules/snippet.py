@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 import torch
-from torch.fx import Graph, GraphModule, Node, symbolic_trace
+from torch.fx import Graph, GraphModule, Node, Tracer
 from torch.fx.node import map_arg
+from typing_extensions import override
 
 from fxlib.analysis.effects.aliases import Aliases
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
 from fxlib.analysis.operators.arguments import nodes_in, operator_of
 from fxlib.analysis.operators.canonical import as_function, form_of
+from fxlib.capture.intercept import Interception, is_capturing, one_at_a_time
 from fxlib.errors import PassError
 
 MAX_SNIPPET_NODES = 256
@@ -62,10 +65,53 @@ class Snippet:
         return tuple(str(each.target) for each in self.inputs)
 
 
+class SnippetTracer(Tracer):
+    """Records straight-line code, and refuses what its nodes would lose: modes, and backwards of the user's own."""
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs in the block; gradients are on, so that a node that is made without them shows."""
+        self._blocks = _autocast_blocks()
+        apply: Any = torch.autograd.Function.apply
+        with torch.enable_grad(), ExitStack() as stack:
+            if not is_capturing():  # a snippet within another one is refused what that is
+                stack.enter_context(one_at_a_time)
+                stack.enter_context(Interception()).function(apply.__func__, lambda _: _refuse_function)
+            yield
+
+    @override
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+        if not torch.is_grad_enabled():
+            raise PassError("turns gradients off for a part of its work, which no snippet holds", hint=_DETACH)
+        if _autocast_blocks() != self._blocks:
+            raise PassError("enters autocast for a part of its work, which no snippet holds", hint=_CAST)
+        return super().create_node(*args, **kwargs)
+
+
+_DETACH = "Use detach() for what has no gradient."
+_CAST = "Convert with to()."
+
+
+def _autocast_blocks() -> int:
+    """Return how many blocks of autocast this thread is in."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _refuse_function(cls: type, *_: object, **__: object) -> NoReturn:
+    hint = "Write its forward and backward as operators, with detach() where they differ."
+    raise PassError(f"calls {cls.__name__}, a torch.autograd.Function, whose backward would be lost", hint=hint)
+
+
 def _traced(function: Callable[..., Any], where: str) -> GraphModule:
+    tracer = SnippetTracer()
     try:
-        module = symbolic_trace(function)
+        with tracer.recording():
+            graph = tracer.trace(function)
+        module = GraphModule(tracer.root, graph)
         kinds = get_type_hints(function)
+    except PassError as error:
+        raise PassError(str(error), where=where) from error
     except Exception as error:  # the user's own code, run with proxies
         hint = "Write it as straight-line code on tensors and numbers, or give a GraphModule."
         raise PassError(f"cannot be traced: {error}", where=where, hint=hint) from error

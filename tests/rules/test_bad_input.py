@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.nn import functional as F
+from typing_extensions import override
 
 import fxlib
 from fxlib import Rule
@@ -35,6 +36,58 @@ def _written_out(x: Tensor) -> Tensor:
 def _drawn_aside(x: Tensor) -> Tensor:
     x.bernoulli()
     return torch.sigmoid(x)
+
+
+class _Reversed(torch.autograd.Function):
+    """The identity, whose gradient has the other sign; its forward makes no node."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return -grads[0]
+
+
+_reversed: Callable[[Tensor], Tensor] = _Reversed.apply
+
+
+def _within(block: Any) -> Callable[[Tensor], Tensor]:
+    """Return a function a part of which runs in a block."""
+
+    def within(x: Tensor) -> Tensor:
+        with block:
+            y = x.exp()
+        return y * x
+
+    return within
+
+
+LOST: dict[str, tuple[Callable[..., Any], str]] = {
+    "no_grad": (_within(torch.no_grad()), "turns gradients off"),
+    "no_grad around all": (torch.no_grad()(lambda x: x.exp()), "turns gradients off"),
+    "inference_mode": (_within(torch.inference_mode()), "turns gradients off"),
+    "set_grad_enabled": (lambda x: (torch.set_grad_enabled(False), x.exp())[1], "turns gradients off"),
+    "autocast": (_within(torch.autocast("cpu", torch.bfloat16)), "enters autocast"),
+    "autocast that is off": (_within(torch.autocast("cpu", enabled=False)), "enters autocast"),
+    "a function with its own backward": (lambda x: _reversed(x.exp()), "_Reversed, a torch.autograd.Function"),
+}
+"""Snippets whose nodes would lose what is written around them."""
+
+
+@pytest.mark.parametrize("around", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("case", LOST)
+def test_a_side_that_its_nodes_do_not_tell_whole_is_refused(case: str, around: Callable[[], Any]) -> None:
+    lossy, words = LOST[case]
+    with around():
+        with pytest.raises(PassError, match=rf"rule 'mine', pattern.*{words}"):
+            Rule(lossy, lambda x: x.exp(), name="mine")
+        with pytest.raises(PassError, match=rf"rule 'mine', replacement.*{words}"):
+            Rule(lambda x: x.exp(), lossy, name="mine")
+        assert torch.is_grad_enabled() is (around is torch.enable_grad)
 
 
 BAD: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {

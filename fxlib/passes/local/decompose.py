@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
+from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.node import map_aggregate, map_arg
 from torch.nn import functional as F
 from typing_extensions import override
@@ -30,7 +30,7 @@ from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pas
 from fxlib.passes.infra.edit import Replacements, model_position, splice
 from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
 from fxlib.reasons import Declined, Reason
-from fxlib.rules.snippet import Snippet
+from fxlib.rules.snippet import Snippet, SnippetTracer
 from fxlib.utils.text import location_of
 
 Decomposition: TypeAlias = Callable[..., Any]
@@ -310,7 +310,8 @@ def _trace(function: Callable[..., Any], given: Any, state: Mapping[int, str], w
     tracer = _Retracer(state)
     args, kwargs = map_aggregate(given, tracer.given)
     try:
-        result = function(*args, **kwargs)
+        with tracer.recording():
+            result = function(*args, **kwargs)
     except PassError as error:
         raise PassError(str(error), where=where) from error
     except Exception as error:  # the user's own code, run with proxies
@@ -323,7 +324,7 @@ def _trace(function: Callable[..., Any], given: Any, state: Mapping[int, str], w
     return _Traced(snippet=snippet, inputs=tracer.inputs, several=isinstance(result, (tuple, list)))
 
 
-class _Retracer(Tracer):
+class _Retracer(SnippetTracer):
     """Records into a graph whose inputs are the nodes, parameters and buffers that are used."""
 
     def __init__(self, state: Mapping[int, str]) -> None:

@@ -181,6 +181,8 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
     "noise": (lambda x: torch.rand_like(x), "draws random numbers"),
     "a write": (lambda x: x.exp_(), "writes to its argument"),
     "a write whose result nobody takes": (lambda x: (y := x.exp(), y.mul_(x))[0], "mul_, which writes"),
+    "no_grad": (torch.no_grad()(lambda x: x.exp()), "turns gradients off"),
+    "autocast": (torch.autocast("cpu", torch.bfloat16)(lambda x: x.exp()), "enters autocast"),
     "a tensor": (lambda x: x * torch.ones(4), "holds a tensor of its own"),
     "a number": (lambda x: 3, "returns 3"),
     "other arguments": (lambda x, y: x, "raises TypeError"),
