@@ -132,6 +132,54 @@ def test_no_match_crosses_a_remote_write(function: Callable[..., Any], reasons: 
     assert why_not(ruled(program, CHAIN)) == reasons
 
 
+TWO = Rule(
+    lambda x, y: (x.index_select(0, y), x.cos()),
+    lambda x, y: (torch.index_select(x, 0, y), torch.cos(x)),
+    name="two results",
+)
+
+
+def _commits_between(x: Tensor, y: Tensor, commit: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+    one = x * 1
+    picked = one.index_select(0, y)
+    more = picked + 1
+    commit()
+    return more, one.cos() * 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: _commits_between(x, y, lambda: x.add_(1)),
+        lambda x, y: _commits_between(x, y, lambda: rpc.rpc_sync("ps0", push, (x,))),
+    ],
+    ids=["an input", "a server"],
+)
+def test_no_match_of_several_results_encloses_a_write_that_stays_where_the_forward_fails(
+    program: Callable[..., Any],
+) -> None:
+    with torch.no_grad():
+        assert why_not(ruled(program, TWO)) == ["ORDERED_BEFORE_WRITE"]
+        assert found(ruled(lambda x, y: _commits_between(x, y, lambda: torch.sum(x)), TWO)) == 1
+
+
+def test_what_a_rule_put_in_fails_before_what_ran_after_the_beginning_of_its_match() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        picked = x.index_select(0, y)
+        flat = x.reshape(3)
+        return picked * 2 + flat
+
+    rule = Rule(lambda x, y: x.index_select(0, y) * 2, lambda x, y: (x * 2).index_select(0, y))
+    rewrite = ruled(program, rule)
+    assert found(rewrite) == 1
+    with pytest.raises(IndexError):
+        program(X, torch.tensor([7]))
+    with pytest.raises(IndexError):
+        rewrite.module(X, torch.tensor([7]))
+    with pytest.raises(RuntimeError, match="shape"):
+        rewrite.module(X, torch.tensor([1]))
+
+
 def test_work_that_draws_or_does_anything_is_never_replaced() -> None:
     class Hooked(nn.Module):
         def __init__(self) -> None:

@@ -79,7 +79,7 @@ class Motion:
         first, last = min(positions), max(positions)
         if self._lies_between(self._fences, min(first, at - 1), max(last, at)):
             return Reason.OPAQUE_NEIGHBOUR
-        if self._lies_between(self._commits, first, at):
+        if self._lies_between(self._commits, first, max(last, at)):
             return Reason.ORDERED_BEFORE_WRITE
         for position in positions:
             low, high = (position, at) if position < at else (at - 1, position)

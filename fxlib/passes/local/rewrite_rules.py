@@ -152,6 +152,7 @@ class _Work:
         graph, before = self._module.graph, insertion(match)
         inputs = {mine: bound[its] for mine, its in zip(rule.gives.inputs, rule.seeks.inputs, strict=True)}
         outputs, made = splice(graph, rule.gives, inputs, before=before, like=match.nodes[-1])
+        _order(made, match)
         self._known().note(match, rule, outputs, made, before)
         for old, new in zip(match.outputs, outputs, strict=True):
             self._replacements.replace(old, new)
@@ -164,6 +165,18 @@ class _Work:
             if not new.users:
                 graph.erase_node(new)
         self.changes += 1
+
+
+def _order(made: Iterable[Node], match: Match) -> None:
+    """Place new nodes in the program as captured: where the match begins, or right after their latest input.
+
+    Nothing that the program cannot take back lies within a match. What else lies there would have run after the first
+    error of the match, whichever node of it that error comes from.
+    """
+    if known := [node.meta["order"] for node in match.nodes if "order" in node.meta]:
+        for node in made:
+            needed = (value.meta.get("order", 0) for value in node.all_input_nodes)
+            node.meta["order"] = max(min(known), *needed, 0)
 
 
 def _check_ends(rule: Rule) -> None:
