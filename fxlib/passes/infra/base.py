@@ -25,7 +25,7 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
 from fxlib.analysis.operators.operator_names import called_in
 from fxlib.errors import PassError
-from fxlib.passes.infra.edit import held_tensors
+from fxlib.passes.infra.edit import SharedParts, called_modules, held_tensors
 from fxlib.passes.infra.introduced import ANY_PLAIN_WORK, Introduced
 from fxlib.reasons import Declined
 from fxlib.runtime.ops.calls import is_issue, is_wait
@@ -196,7 +196,7 @@ class GraphPass(ABC):
         before = Invariants.of(module) if before is None else before
         start = time.perf_counter()
         context = _bound(context, module)
-        result = self.run(module, context)
+        result = self._result(module, context)
         context.pass_ended(changes=result.changes)
         seconds = time.perf_counter() - start
         after = before.after(result.module, changes=result.changes)
@@ -219,6 +219,21 @@ class GraphPass(ABC):
         )
         _log(type(self), report)
         return PassRun(result=result, report=report, invariants=after)
+
+    def _result(self, module: GraphModule, context: Context) -> PassResult:
+        """Run the pass, and put back what it changed of the caller's model."""
+        shared = SharedParts(module)
+        try:
+            result = self.run(module, context)
+        finally:
+            replaced = shared.restore()
+        if replaced:
+            problem = f"the pass replaced {replaced!r} in a part of the model, which is the caller's, too"
+            hint = (
+                "Add the new part to the module itself, under a name of its own, and let the nodes call or read that."
+            )
+            raise PassError(problem, where=self.name, hint=hint)
+        return result
 
 
 def _log(kind: type[GraphPass], report: PassReport) -> None:
@@ -315,6 +330,8 @@ class Invariants:
     operators: frozenset[str]
     """Names of what the program calls."""
     nodes: list[tuple[object, ...]]
+    called: dict[str, int]
+    """Identity of each part that the graph calls, by path."""
 
     @classmethod
     def of(cls, module: GraphModule) -> Invariants:
@@ -342,11 +359,13 @@ class Invariants:
             sequences=(tuple(random), tuple(fences)),
             operators=called_in(module),
             nodes=_nodes(module),
+            called=called_modules(module),
         )
 
     def after(self, module: GraphModule, *, changes: int) -> Invariants:
         """Inspect the module that a pass made of this one, briefly if the pass did nothing."""
-        if not changes and self.nodes == _nodes(module) and self.state == held_tensors(module):
+        same = self.nodes == _nodes(module) and self.called == called_modules(module)
+        if not changes and same and self.state == held_tensors(module):
             return self
         return Invariants.of(module)
 
@@ -364,8 +383,8 @@ class Invariants:
             return "the pass changed the module's inputs"
         if not may_change_weights and after.state != self.state:
             return "the pass changed parameters or buffers without declaring that it needs weights"
-        if not changes and after.nodes != self.nodes:
-            return "the pass reports no changes, but changed the graph"
+        if not changes and (after.nodes != self.nodes or after.called != self.called):
+            return "the pass reports no changes, but changed the graph or what it calls"
         if after.unwaited != self.unwaited:
             return f"calls are left without a wait: {_listed(self.unwaited, after.unwaited)}"
         if same_effects and after.calls != self.calls:

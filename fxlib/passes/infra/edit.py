@@ -9,12 +9,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from fxlib.rules.snippet import Snippet
 from fxlib.runtime.failure import program_order
 from fxlib.runtime.lowering import BACKEND
+from fxlib.runtime.submodules import TABLES, local_modules
 
 _WIDE = 32
 """Nodes with more inputs get their new ones together, since replacing a single input costs as much as all of them."""
@@ -136,8 +138,10 @@ def _number(nodes: Sequence[Node]) -> None:
 
 
 def differs(before: GraphModule, after: GraphModule) -> bool:
-    """Return whether two modules would run different code, or on different parameters and buffers."""
+    """Return whether two modules would run different code, call other parts, or on different parameters and buffers."""
     if len(before.graph.nodes) != len(after.graph.nodes) or held_tensors(before) != held_tensors(after):
+        return True
+    if called_modules(before) != called_modules(after):
         return True
     pairs = zip(before.graph.nodes, after.graph.nodes, strict=True)
     return any(_code(one) != _code(other) for one, other in pairs)
@@ -151,6 +155,44 @@ def _code(node: Node) -> tuple[object, ...]:
 def held_tensors(module: GraphModule) -> dict[str, int]:
     """Return which object each parameter and buffer of a module is, by its path."""
     return {name: id(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+
+def called_modules(module: GraphModule) -> dict[str, int]:
+    """Return which object each part is that the graph calls, by its path; paths that lead nowhere are left out."""
+    paths = {str(node.target): None for node in module.graph.nodes if node.op == "call_module"}
+    found = {path: _part(module, path) for path in paths}
+    return {path: id(part) for path, part in found.items() if part is not None}
+
+
+def _part(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+class SharedParts:
+    """The parts below a module, which its working copies share with it, as they are before a pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Note what each part consists of; the root has tables of its own."""
+        self._tables: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        for path, part in local_modules(module):
+            if path:
+                tables = [part.__dict__[name] for name in TABLES]
+                self._tables += [(path, table, dict(table)) for table in tables]
+
+    def restore(self) -> str:
+        """Put back what was replaced, added or deleted since, and return the path of the first such; empty if none."""
+        first = ""
+        for path, table, held in self._tables:
+            if list(table) == list(held) and all(table[name] is held[name] for name in held):
+                continue
+            names = (name for name in {**held, **table} if table.get(name) is not held.get(name))
+            first = first or f"{path}.{next(names, '')}"
+            table.clear()
+            table.update(held)
+        return first
 
 
 def arrange(order: Sequence[Node]) -> None:

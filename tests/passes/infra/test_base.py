@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from typing_extensions import override
 
+import fxlib
 from fxlib.analysis.effects.dependencies import Dependencies
 from fxlib.analysis.effects.model import Effects
 from fxlib.errors import PassError
@@ -100,6 +101,74 @@ def test_a_pass_may_not_change_weights_that_it_did_not_ask_for() -> None:
     module = sample()
     with pytest.raises(PassError, match="without declaring that it needs weights"):
         recipes.apply(module, recipes.from_passes([("drifts", {})]))
+
+
+class Nested(nn.Module):
+    """A module with a part at the root and one within another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.inner = nn.ReLU(), nn.Sequential(nn.Linear(2, 2))
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(self.act(x))
+        return found
+
+
+REPLACED: dict[str, tuple[Callable[[GraphModule], object], str]] = {
+    "a part of a part": (lambda module: module.set_submodule("inner.0", nn.Identity()), "inner.0"),
+    "a part of a part, deleted": (lambda module: module.delete_submodule("inner.0"), "inner.0"),
+    "a part added to a part": (
+        lambda module: module.get_submodule("inner").add_module("more", nn.ReLU()),
+        "inner.more",
+    ),
+    "a parameter of a part": (
+        lambda module: setattr(module.get_submodule("inner.0"), "weight", nn.Parameter(torch.zeros(2, 2))),
+        "inner.0.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["and returns", "and raises"])
+@pytest.mark.parametrize("case", REPLACED)
+def test_what_a_pass_replaces_within_a_part_stays_the_callers(case: str, fails: bool) -> None:
+    change, path = REPLACED[case]
+
+    @register_pass("replaces", preserves="lossy", needs=frozenset({"weights"}))
+    class Replaces(GraphPass):
+        @override
+        def run(self, module: GraphModule, context: Context) -> PassResult:
+            change(module)
+            if fails:
+                raise PassError("fails after that")
+            return PassResult(module, changes=1)
+
+    model = Nested()
+    parts, state = dict(model.named_modules()), dict(model.named_parameters())
+    with pytest.raises(PassError, match="fails after that" if fails else rf"replaces: the pass replaced '{path}'"):
+        recipes.apply(fxlib.capture(model), recipes.from_passes([("replaces", {})]))
+    assert dict(model.named_modules()) == parts
+    assert all(now is state[name] for name, now in model.named_parameters())
+
+
+def test_a_part_that_a_pass_replaces_at_the_root_is_the_rewrites_alone() -> None:
+    @register_pass("smooth", preserves="lossy")
+    class Smooth(GraphPass):
+        changes: int = 1
+
+        @override
+        def run(self, module: GraphModule, context: Context) -> PassResult:
+            module.act = nn.GELU()
+            return PassResult(module, changes=self.changes)
+
+    model, x = Nested(), torch.tensor([-1.0, 1.0])
+    rewrite = recipes.apply(fxlib.capture(model), recipes.from_passes([("smooth", {})]))
+    assert rewrite.changed
+    assert torch.equal(rewrite.module(x), model.inner(nn.functional.gelu(x)))
+    assert torch.equal(model(x), model.inner(x.relu()))
+    with pytest.raises(PassError, match="smooth: the pass reports no changes"):
+        recipes.apply(fxlib.capture(model), recipes.from_passes([("smooth", {"changes": 0})]))
 
 
 def test_a_pass_may_not_keep_its_changes_to_itself() -> None:
