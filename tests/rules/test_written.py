@@ -126,6 +126,29 @@ def test_overloads_that_mean_something_else_are_something_else() -> None:
     assert targets(rewrite).count("maximum") == 1
 
 
+def _added(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+NO_TENSORS: dict[str, tuple[Callable[..., Any], Rule]] = {
+    "tuples": (lambda x, y: (x.chunk(2) + x.split(1))[2] * y, Rule(_added, lambda x, y: torch.add(x, y))),
+    "a repeated list": (lambda x, y: (x.chunk(2) * 2)[2], Rule(lambda x, y: x * y, lambda x, y: torch.mul(x, y))),
+    "an offset": (lambda x, y: x.storage_offset() + 2, Rule(lambda x, y: x + y, lambda x, y: torch.add(x, y))),
+    "a version": (lambda x, y: x._version + 2, Rule(lambda x, y: x + y, lambda x, y: torch.add(x, y))),
+    "a dimension": (
+        lambda x, y: torch.max(x, x.dim() - 1)[0] + y,
+        Rule(lambda x, y: torch.max(x, y), lambda x, y: torch.maximum(x, y)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_TENSORS)
+def test_what_is_known_to_be_no_tensor_is_not_computed_as_one(case: str) -> None:
+    program, rule = NO_TENSORS[case]
+    rewrite = ruled(program, rule)
+    assert (found(rewrite), why_not(rewrite)) == (0, [])
+
+
 def test_a_graph_is_a_pattern_and_its_modules_are_functions() -> None:
     pattern = symbolic_trace(nn.Sequential(nn.ReLU(), nn.Sigmoid()))
     replacement = symbolic_trace(lambda input: torch.sigmoid(input))

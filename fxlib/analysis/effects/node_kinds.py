@@ -87,7 +87,7 @@ _JOINING: frozenset[object] = frozenset({operator.add, operator.mul})
 """Operators that join or repeat lists, and also work on tensors."""
 
 
-def _containers_made(nodes: Iterable[Node]) -> set[Node]:
+def containers_made(nodes: Iterable[Node]) -> set[Node]:
     """Return the nodes that join containers or slice one, in one pass over a program.
 
     `+` adds tensors and joins lists. A sum of tensors has memory of its own; a joined list holds the same tensors as
@@ -220,7 +220,7 @@ class Behaviours:
 
     @functools.cached_property
     def _containers(self) -> set[Node]:
-        return _containers_made(self._module.graph.nodes)
+        return containers_made(self._module.graph.nodes)
 
     def _of_target(self, node: Node) -> Behaviour:
         if node.target in _JOINING and node in self._containers:

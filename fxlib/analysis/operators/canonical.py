@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,9 +91,9 @@ class Form:
 class Forms:
     """The forms of the nodes of one module."""
 
-    def __init__(self, module: GraphModule) -> None:
-        """Find the values that are not tensors, in one pass over the graph."""
-        self._module = module
+    def __init__(self, module: GraphModule, joined: Container[Node] = ()) -> None:
+        """Find the values that are not tensors, in one pass over the graph; `joined` are nodes that join containers."""
+        self._module, self._joined = module, joined
         self._plain: set[Node] = set()
         for node in module.graph.nodes:
             if _is_plain(node, self._plain):
@@ -106,9 +106,10 @@ class Forms:
             return None if written is None else form_of(*written)
         if node.op not in ("call_function", "call_method"):
             return None
-        if node.target in _ARITHMETIC and any(value in self._plain for value in node.all_input_nodes):
+        on_others = node in self._joined or any(value in self._plain for value in node.all_input_nodes)
+        if node.target in _ARITHMETIC and on_others:
             return _itself(node.target, node.args, node.kwargs)
-        return form_of(node.target, node.args, node.kwargs)
+        return form_of(node.target, node.args, node.kwargs, self._plain)
 
 
 Written = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -127,15 +128,24 @@ def as_function(module: GraphModule, node: Node) -> Written | None:
     return function, given, {name: getattr(called, name) for name in names}
 
 
-def form_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
-    """Return the form of a call; None if no overload of the operator accepts such arguments."""
+def form_of(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], plain: Container[Node] = frozenset()
+) -> Form | None:
+    """Return the form of a call; None if no overload of the operator accepts such arguments.
+
+    Args:
+        target: what is called.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        plain: nodes that are known to be no tensors; other nodes may be anything.
+    """
     if target in _ARITHMETIC:
         if kwargs or any(isinstance(each, (tuple, list, str)) for each in args):
             return _itself(target, args, kwargs)
         name = _ARITHMETIC[target]
-        form = _by_schema(name, args, {})
+        form = _by_schema(name, args, {}, plain)
         if form is None and name in words.COMMUTATIVE:  # 1 + x
-            form = _by_schema(name, args[::-1], {})
+            form = _by_schema(name, args[::-1], {}, plain)
         return form or _itself(target, args, {})
     if kwargs.get("out") is not None:
         return _itself(target, args, kwargs)
@@ -143,10 +153,10 @@ def form_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form
         if target.namespace != "aten":
             return _itself(target, args, kwargs)
         overload = overload_of(target)
-        form = _bound(overload, args, kwargs)
+        form = _bound(overload, args, kwargs, plain)
         if form is None and any(type(each) in _LITERALS["number"] for each in (*args, *kwargs.values())):
             # torch.export writes x * 2 as aten.mul.Tensor(x, 2): torch wraps the number, as aten.mul.Scalar does.
-            form = _by_schema(overload.operator, args, kwargs)
+            form = _by_schema(overload.operator, args, kwargs, plain)
         return form
     function = getattr(torch.Tensor, target, None) if isinstance(target, str) else target
     found = facts_of(target)
@@ -154,7 +164,7 @@ def form_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form
         return _itself(target, args, kwargs)
     if (parameters := _signature(function)) is not None:
         return _by_signature(found.name, parameters, args, kwargs)
-    return _by_schema(found.name, args, kwargs) if overloads(found.name) else _itself(target, args, kwargs)
+    return _by_schema(found.name, args, kwargs, plain) if overloads(found.name) else _itself(target, args, kwargs)
 
 
 def _itself(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form:
@@ -191,13 +201,15 @@ def _by_signature(
     return Form(operator=name, names=spelled, operands=tuple(_settled(given[each]) for each in kept))
 
 
-def _by_schema(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
+def _by_schema(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], plain: Container[Node]) -> Form | None:
     """Bind the arguments to the overload with the fewest parameters that accepts them."""
-    fitting = (form for each in overloads(name) if (form := _bound(each, args, kwargs)) is not None)
+    fitting = (form for each in overloads(name) if (form := _bound(each, args, kwargs, plain)) is not None)
     return next(fitting, None)
 
 
-def _bound(overload: OverloadSignature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Form | None:
+def _bound(
+    overload: OverloadSignature, args: Sequence[Any], kwargs: Mapping[str, Any], plain: Container[Node]
+) -> Form | None:
     names = overload.names
     if len(args) > overload.positional == 2 and overload.parameters[1].listed:  # x.view(2, 3)
         args = (args[0], tuple(args[1:]))
@@ -213,19 +225,19 @@ def _bound(overload: OverloadSignature, args: Sequence[Any], kwargs: Mapping[str
         if each.name not in given and each.required:
             return None
         value = given.get(each.name, each.default)
-        if each.name in given and not _takes(each, value):
+        if each.name in given and not _takes(each, value, plain):
             return None
         operands.append(_settled((value,) * each.number if each.number and type(value) is int else value))
     first = _SPELLINGS.get(names[0], names[0])
     return Form(operator=overload.operator, names=(first, *names[1:]), operands=tuple(operands))
 
 
-def _takes(parameter: OverloadParameter, value: Any) -> bool:
+def _takes(parameter: OverloadParameter, value: Any, plain: Container[Node]) -> bool:
     """Return whether a value, a node or a literal, may be passed for a parameter."""
     if value is None:
         return parameter.optional
     if isinstance(value, Node):
-        return parameter.kind not in ("str", "bool")
+        return parameter.kind not in (("str", "bool", "Tensor") if value in plain else ("str", "bool"))
     if parameter.kind == "Tensor":
         return False
     if parameter.listed:
@@ -239,11 +251,17 @@ def _settled(value: Any) -> Any:
     return tuple(map(_settled, value)) if isinstance(value, (tuple, list)) else value
 
 
-_PLAIN_METHODS = words.QUERIES | {"item", "tolist"}
+_PLAIN_METHODS = (
+    words.QUERIES
+    | {"item", "tolist", "storage_offset", "element_size", "get_device", "data_ptr", "dense_dim", "sparse_dim"}
+    | {"is_contiguous", "is_signed", "is_pinned", "is_inference", "is_conj", "is_neg", "is_same_size", "is_set_to"}
+    | {"is_shared", "is_nonzero", "is_coalesced", "equal", "allclose", "has_names", "q_scale", "q_zero_point"}
+)
+_PLAIN_ATTRIBUTES = words.PLAIN_ATTRIBUTES | {"_version", "is_mkldnn", "is_mps", "is_sparse_csr", "is_xpu"}
 _PLAIN_BUILTINS: frozenset[object] = frozenset({len, int, float, bool, str, isinstance, round, divmod, range})
 
 
-def _is_plain(node: Node, plain: Iterable[Node]) -> bool:
+def _is_plain(node: Node, plain: Container[Node]) -> bool:
     """Return whether a node's value is certainly not a tensor: a size, a number, a string."""
     if "val" in node.meta:
         return not isinstance(node.meta["val"], (torch.Tensor, tuple, list))
@@ -254,7 +272,7 @@ def _is_plain(node: Node, plain: Iterable[Node]) -> bool:
     if node.op != "call_function":
         return False
     if node.target is getattr:
-        return node.args[1] in words.PLAIN_ATTRIBUTES
+        return node.args[1] in _PLAIN_ATTRIBUTES
     found = facts_of(node.target)
     if node.target in _PLAIN_BUILTINS or (found is not None and found.name == "math"):
         return True

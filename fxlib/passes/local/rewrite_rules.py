@@ -18,6 +18,7 @@ from typing_extensions import override
 from fxlib.analysis.effects.gradients import records_gradients
 from fxlib.analysis.effects.local_work import Motion, Sharing
 from fxlib.analysis.effects.model import Effects
+from fxlib.analysis.effects.node_kinds import containers_made
 from fxlib.analysis.operators.arguments import frozen, nodes_in
 from fxlib.analysis.operators.canonical import Form, Forms, form_of
 from fxlib.errors import PassError
@@ -33,7 +34,7 @@ _MAX_GROWTH = 100
 """Factor by which a program may grow in nodes if rules are applied repeatedly."""
 
 
-@register_pass("rewrite_rules", preserves="tolerance", introduces=NOTHING, version="3")
+@register_pass("rewrite_rules", preserves="tolerance", introduces=NOTHING, version="4")
 class RewriteRules(GraphPass):
     """Replace the matches of rules where the replacement differs by nothing but the rule's own rounding.
 
@@ -202,7 +203,7 @@ class ProgramIndex:
 
     def __init__(self, module: GraphModule) -> None:
         """Determine the form of every node, in one pass."""
-        forms = Forms(module)
+        forms = Forms(module, containers_made(module.graph.nodes))
         self._forms = {node: form for node in module.graph.nodes if (form := forms.of(node)) is not None}
         self._calls: dict[Hashable, list[Node]] = defaultdict(list)
         self._became: dict[Node, Node] = {}
