@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from fxlib.errors import PassError
 from fxlib.rules.snippet import Snippet
 from fxlib.runtime.failure import program_order
 from fxlib.runtime.lowering import BACKEND
@@ -125,8 +126,21 @@ def working_copy(module: GraphModule) -> GraphModule:
         made.meta.update(node.meta)
     graph._codegen = copy.copy(module.graph._codegen)  # a deep copy warns of tree specs, which do not change
     _number(list(graph.nodes))
+    graph.owning_module = working
     working.__dict__["_graph"] = graph
+    kind: Any = type(working)  # no other module has this class
+    kind.forward, kind.__deepcopy__ = _refuse_call, _refuse_copy
     return working
+
+
+def _refuse_call(module: GraphModule, *_: object, **__: object) -> NoReturn:
+    hint = "Run its graph by torch.fx.Interpreter(module).run(...), or call module.recompile() before."
+    raise PassError("the module that a pass works on has no code yet", where=type(module).__name__, hint=hint)
+
+
+def _refuse_copy(module: GraphModule, _: object) -> NoReturn:
+    hint = "Change the module itself, or make a torch.fx.GraphModule(module, copy.deepcopy(module.graph))."
+    raise PassError("the module that a pass works on is a copy already", where=type(module).__name__, hint=hint)
 
 
 def _number(nodes: Sequence[Node]) -> None:
