@@ -193,8 +193,11 @@ def from_passes(passes: Sequence[tuple[str, Mapping[str, object]]]) -> Recipe:
     """Make a recipe from passes given by name, with their options.
 
     Raises:
-        PassError: a pass or an option is unknown, or an option has the wrong type.
+        PassError: a pass or an option is unknown, an option has the wrong type, or something is no name with options.
     """
+    if not isinstance(passes, (tuple, list)) or not all(map(_is_named_pass, passes)):
+        hint = 'Give pairs of a name and a mapping: [("dead_code", {})].'
+        raise PassError(f"{passes!r} is no list of passes with their options", hint=hint)
     made = tuple(_make(name, options) for name, options in passes)
     return Recipe(name="custom", summary=", ".join(each.name for each in made), passes=made)
 
@@ -333,6 +336,12 @@ def _unscheduled(graph: Graph) -> Iterable[CallReport]:
             )
 
 
+def _is_named_pass(item: object) -> bool:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        return False
+    return isinstance(item[0], str) and isinstance(item[1], Mapping)
+
+
 def _make(name: str, options: Mapping[str, object]) -> GraphPass:
     if name not in REGISTRY:
         raise PassError(f"no pass is called {name!r}", hint=f"There are: {', '.join(sorted(REGISTRY))}.")
@@ -342,8 +351,9 @@ def _make(name: str, options: Mapping[str, object]) -> GraphPass:
         hint = f"It has: {', '.join(sorted(known)) or 'none'}."
         raise PassError(f"has no option {unknown[0]!r}", where=name, hint=hint)
     for each in fields(kind):
-        if each.name in options and not _is_of(str(each.type), options[each.name]):
-            problem = f"the option {each.name!r} is of type {each.type}, and {options[each.name]!r} is not"
+        kind_of_option = each.type.__name__ if isinstance(each.type, type) else str(each.type)
+        if each.name in options and not _is_of(kind_of_option, options[each.name]):
+            problem = f"the option {each.name!r} is of type {kind_of_option}, and {options[each.name]!r} is not"
             raise PassError(problem, where=name)
     try:
         return kind(**options)

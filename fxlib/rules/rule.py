@@ -67,6 +67,8 @@ class Rule:
         where = f"rule {name!r}"
         if isinstance(self.guard, str):
             _guard_named(self.guard, where)
+        elif self.guard is not None and not callable(self.guard):
+            raise PassError(f"its guard is {self.guard!r}, which is no function and no name", where=where)
         seeks = Snippet.of(self.pattern, f"{where}, pattern{_location_of(self.pattern)}")
         gives = Snippet.of(self.replacement, f"{where}, replacement{_location_of(self.replacement)}")
         object.__setattr__(self, "seeks", seeks)

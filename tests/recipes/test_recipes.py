@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import warnings
-from typing import Literal
+from typing import Any, Literal
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
-from torch.fx import symbolic_trace
+from torch.fx import GraphModule, symbolic_trace
 
 import fxlib
 from fxlib.errors import PassError
+from fxlib.passes import REGISTRY, Context, GraphPass, PassResult, register_pass
 from fxlib.passes.infra.edit import differs, working_copy
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
@@ -152,3 +154,41 @@ def test_a_failing_recipe_leaves_the_garbage_collector_on() -> None:
     with pytest.raises(PassError):
         recipes.apply(sample(), "fast")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "passes", [None, "dead_code", ["dead_code"], [("dead_code", None)], [("dead_code",)], [(1, {})]]
+)
+def test_what_is_no_list_of_passes_is_refused(passes: Any) -> None:
+    with pytest.raises(PassError, match=r"is no list of passes with their options\. Give pairs"):
+        recipes.from_passes(passes)
+
+
+@pytest.mark.parametrize(
+    "name,option,value",
+    [
+        ("fold_constants", "max_bytes", -1),
+        ("coalesce_calls", "max_calls", 0),
+        ("coalesce_calls", "batch_bytes", -5),
+        ("coalesce_writes", "max_calls", 0),
+        ("quantize", "least_weights", -1),
+        ("bfloat16", "least_weights", -1),
+    ],
+)
+def test_a_limit_that_nothing_could_meet_is_refused(name: str, option: str, value: int) -> None:
+    with pytest.raises(PassError, match=rf"{name}: {option} is {value}; it must be an integer of at least"):
+        recipes.from_passes([(name, {option: value})])
+
+
+@pytest.mark.parametrize("written", [int, "int", int | None, "int | None"], ids=str)
+def test_the_type_of_an_option_counts_however_it_is_written(written: Any) -> None:
+    def run(self: GraphPass, module: GraphModule, context: Context) -> PassResult:
+        return PassResult(module, changes=self.least)  # type: ignore[attr-defined]
+
+    body = {"__annotations__": {"least": written}, "least": 0, "run": run}
+    with mock.patch.dict(REGISTRY):
+        register_pass("counted", preserves="bitwise")(type("Counted", (GraphPass,), body))
+        recipes.from_passes([("counted", {"least": 1})])
+        for value in (1.5, "many", True):
+            with pytest.raises(PassError, match=r"counted: the option 'least' is of type int.*is not"):
+                recipes.from_passes([("counted", {"least": value})])

@@ -151,6 +151,16 @@ def test_a_guard_that_nobody_registered_is_refused() -> None:
         Rule(lambda x: x.exp(), lambda x: x.sin(), guard="mine")
 
 
+def test_a_guard_is_a_function_or_a_name_and_an_exception_says_whose_it_is() -> None:
+    bad: Any = 3
+    with pytest.raises(PassError, match=r"rule 'mine': its guard is 3"):
+        Rule(lambda x: x.exp(), lambda x: x.sin(), guard=bad, name="mine")
+    rule = Rule(lambda x: x.exp(), lambda x: x.sin(), guard=lambda match: 1 // 0 > 0, name="mine")
+    with pytest.raises(ZeroDivisionError) as raised:
+        ruled(lambda x, y: x.exp() + y, rule)
+    assert raised.value.__notes__[0] == "The guard of the rule 'mine' was running."
+
+
 def test_a_pattern_that_is_found_in_its_own_replacement_does_not_go_on_for_ever() -> None:
     rule = Rule(lambda x, y: x + y, lambda x, y: y + x, name="swap")
     assert ruled(lambda x, y: x + y, rule).passes[0].changes == 1

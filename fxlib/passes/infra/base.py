@@ -14,7 +14,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args
 
 from torch.fx import GraphModule, Node
 from typing_extensions import dataclass_transform
@@ -162,6 +162,17 @@ class GraphPass(ABC):
         """The operators that this pass may put into a program with its present options."""
         return self.introduces
 
+    def require_at_least(self, **least: int) -> None:
+        """Check that options are integers of at least some size.
+
+        Raises:
+            ValueError: one is not.
+        """
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < bound:
+                raise ValueError(f"{name} is {value!r}; it must be an integer of at least {bound}")
+
     @abstractmethod
     def run(self, module: GraphModule, context: Context) -> PassResult:
         """Transform the module. The graph may be left unlinted and not recompiled: the recipe does both once.
@@ -224,9 +235,17 @@ class GraphPass(ABC):
         """Run the pass, and put back what it changed of the caller's model."""
         shared = SharedParts(module)
         try:
-            result = self.run(module, context)
+            result: object = self.run(module, context)
+        except Exception as error:
+            error.add_note(f"The pass {self.name!r} was running.")
+            raise
         finally:
             replaced = shared.restore()
+        if not isinstance(result, PassResult) or not isinstance(result.module, GraphModule):
+            problem = f"run returned {result!r}, which is no PassResult with a GraphModule"
+            raise PassError(problem, where=self.name, hint="Return PassResult(module, changes=...).")
+        if not any(node.op == "output" for node in result.module.graph.nodes):
+            raise PassError("the pass left the graph without an output", where=self.name)
         if replaced:
             problem = f"the pass replaced {replaced!r} in a part of the model, which is the caller's, too"
             hint = (
@@ -281,12 +300,13 @@ def register_pass(
         version: changes whenever its output may.
 
     Raises:
-        PassError: another pass has the name.
+        PassError: another pass has the name, or `preserves` or `needs` is none of those that there are.
     """
 
     def declare(cls: type[PassClass]) -> type[PassClass]:
         if name in REGISTRY:
             raise PassError(f"another pass is called {name!r}", where=f"{cls.__module__}.{cls.__qualname__}")
+        _check_declared(cls, preserves, needs)
         cls.name, cls.preserves, cls.needs, cls.version = name, preserves, frozenset(needs), version
         cls.introduces = introduces
         _take_context(cls)
@@ -294,6 +314,16 @@ def register_pass(
         return made
 
     return declare
+
+
+def _check_declared(cls: type[GraphPass], preserves: object, needs: object) -> None:
+    where = f"{cls.__module__}.{cls.__qualname__}"
+    if preserves not in get_args(Preserves):
+        hint = f"It is one of: {', '.join(get_args(Preserves))}."
+        raise PassError(f"preserves is {preserves!r}", where=where, hint=hint)
+    if not isinstance(needs, (set, frozenset)) or not needs <= set(get_args(Need)):
+        hint = f"It is a set of: {', '.join(get_args(Need))}."
+        raise PassError(f"needs is {needs!r}", where=where, hint=hint)
 
 
 def _take_context(cls: type[GraphPass]) -> None:

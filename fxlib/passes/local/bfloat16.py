@@ -45,6 +45,10 @@ class Bfloat16(GraphPass):
     """Minimum number of weights in a layer; smaller layers stay in float32, since they take too little time to save
     any."""
 
+    def __post_init__(self) -> None:
+        """Reject limits that nothing could meet."""
+        self.require_at_least(least_weights=0)
+
     @override
     @torch.no_grad()
     def run(self, module: GraphModule, context: Context) -> PassResult:

@@ -50,6 +50,10 @@ class FoldConstants(GraphPass):
     """Whether only values are stored that have the same bits on all machines, with any number of threads. Functions
     such as exponentials do not: what several numbers at once give is rounded otherwise than what one gives."""
 
+    def __post_init__(self) -> None:
+        """Reject limits that nothing could meet."""
+        self.require_at_least(max_bytes=0)
+
     @property
     @override
     def promise(self) -> Preserves:

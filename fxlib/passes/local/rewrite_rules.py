@@ -367,7 +367,12 @@ class Legality:
         guard = rule.agrees()
         if found is not None or guard is None:
             return found
-        return None if guard(match) else _declined(match, Reason.GUARD, rule.name)
+        try:
+            agrees = guard(match)
+        except Exception as error:
+            error.add_note(f"The guard of the rule {rule.name!r} was running.")
+            raise
+        return None if agrees else _declined(match, Reason.GUARD, rule.name)
 
     def _torn(self, match: Match) -> Declined | None:
         """Return why the match cannot be removed from the program."""

@@ -36,6 +36,10 @@ class CoalesceCalls(GraphPass):
     declared: bool = True
     """Whether declared batched forms may be used, unless a profile says that they would occupy the server longer."""
 
+    def __post_init__(self) -> None:
+        """Reject limits that nothing could meet."""
+        self.require_at_least(max_calls=1, batch_bytes=0)
+
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
         nodes, capacity = list(module.graph.nodes), Capacity(calls=self.max_calls, bytes=self.batch_bytes)

@@ -40,6 +40,10 @@ class CoalesceWrites(GraphPass):
     batch_bytes: int = 1 << 20
     """Maximum bytes of one message, requests and answers together, as far as a profile has them."""
 
+    def __post_init__(self) -> None:
+        """Reject limits that nothing could meet."""
+        self.require_at_least(max_calls=1, batch_bytes=0)
+
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
         nodes = list(module.graph.nodes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -169,6 +171,56 @@ def test_a_part_that_a_pass_replaces_at_the_root_is_the_rewrites_alone() -> None
     assert torch.equal(model(x), model.inner(x.relu()))
     with pytest.raises(PassError, match="smooth: the pass reports no changes"):
         recipes.apply(fxlib.capture(model), recipes.from_passes([("smooth", {"changes": 0})]))
+
+
+def _without_output(module: GraphModule) -> PassResult:
+    module.graph.erase_node(next(reversed(module.graph.nodes)))
+    return PassResult(module, changes=1)
+
+
+RUNS: dict[str, tuple[Callable[[GraphModule], Any], str]] = {
+    "returns nothing": (lambda module: None, "runs: run returned None"),
+    "takes the output away": (_without_output, "runs: the pass left the graph without an output"),
+    "copies its module": (copy.deepcopy, "is a copy already"),
+    "calls its module": (lambda module: module(torch.ones(2)), "has no code yet"),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_a_pass_that_does_what_it_cannot_is_told(case: str) -> None:
+    run, words = RUNS[case]
+    with pytest.raises(PassError, match=words):
+        runs_as(run)
+
+
+def runs_as(run: Callable[[GraphModule], Any]) -> recipes.Rewrite:
+    @register_pass("runs", preserves="lossy")
+    class Runs(GraphPass):
+        @override
+        def run(self, module: GraphModule, context: Context) -> PassResult:
+            found: PassResult = run(module)
+            return found
+
+    return recipes.apply(fxlib.capture(Nested()), recipes.from_passes([("runs", {})]))
+
+
+def test_a_pass_may_let_torch_drop_what_is_not_used() -> None:
+    assert not runs_as(lambda module: PassResult(module, changes=int(module.graph.eliminate_dead_code()))).changed
+
+
+def test_an_exception_says_which_pass_was_running() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        runs_as(lambda module: 1 // 0)
+    assert raised.value.__notes__ == ["The pass 'runs' was running."]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [{"preserves": "lossyy"}, {"preserves": "lossy", "needs": {"eval"}}, {"preserves": "lossy", "needs": "eval_mode"}],
+)
+def test_a_declaration_that_means_nothing_is_refused(declared: dict[str, Any]) -> None:
+    with pytest.raises(PassError, match=r"SplitCalls: (preserves|needs) is .*lossy|eval_mode"):
+        register_pass("misdeclared", **declared)(SplitCalls)
 
 
 def test_a_pass_may_not_keep_its_changes_to_itself() -> None:

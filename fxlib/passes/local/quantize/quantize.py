@@ -66,6 +66,10 @@ class Quantize(GraphPass):
     trials: int = 64
     """Number of groups of layers whose share of the error is measured; in a small model each layer is a group."""
 
+    def __post_init__(self) -> None:
+        """Reject limits that nothing could meet."""
+        self.require_at_least(least_weights=0, trials=0)
+
     @override
     @torch.no_grad()
     def run(self, module: GraphModule, context: Context) -> PassResult:
