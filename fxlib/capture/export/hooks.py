@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch._export.passes.replace_autocast_with_hop_pass import replace_autocast_with_hop_pass
+from torch._export.passes.replace_set_grad_with_hop_pass import replace_set_grad_with_hop_pass
 from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 from torch.nn.modules import activation
@@ -30,6 +32,7 @@ def install(interception: Interception, remote: ExportRecorder) -> None:
     """Install all replacements for one export."""
     _install_rpc(interception, remote)
     _install_autocast(interception)
+    _keep_modes(interception)
     refusals.install_everywhere(interception, users=True, begins=remote.checkpoint_began)
     interception.function(nn.Module.__setattr__, _assignment)
     interception.method(torch.overrides, "has_torch_function", _unasked_by_attention)
@@ -98,6 +101,15 @@ def _install_autocast(interception: Interception) -> None:
 
     interception.method(torch, "is_autocast_cache_enabled", ask)
     interception.function(torch.autocast.__enter__, enter)
+
+
+def _keep_modes(interception: Interception) -> None:
+    """Let nodes enter and leave the blocks of a grad mode and of autocast, as the forward does.
+
+    The exporter would give each block a graph of its own, and lose the grad modes that are set within autocast.
+    """
+    for divide in (replace_set_grad_with_hop_pass, replace_autocast_with_hop_pass):
+        interception.function(divide, lambda _: lambda module, signature: (module, signature))
 
 
 def _assignment(original: Call) -> Call:

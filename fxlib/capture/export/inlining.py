@@ -60,7 +60,9 @@ def _copy(replay: Replay, module: GraphModule, known: dict[Node, Any], *, grad_e
             continue
         if node.op == "output":
             return map_arg(node.args[0], known.__getitem__)
-        if node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), GraphModule):
+        if target is torch._C._set_grad_enabled and node.args[0] is grad_enabled:  # no change, which traces leave out
+            known[node] = None
+        elif node.op == "get_attr" and isinstance(getattr(module, str(node.target), None), GraphModule):
             known[node] = getattr(module, str(node.target))
         elif isinstance(target, torch._ops.HigherOrderOperator):
             known[node] = _inline(replay, node, known, grad_enabled=grad_enabled)
@@ -73,6 +75,7 @@ def _copy(replay: Replay, module: GraphModule, known: dict[Node, Any], *, grad_e
         else:
             known[node] = _copied(replay.graph, node, known)
             replay.note(known[node])
+            grad_enabled = bool(node.args[0]) if target is torch._C._set_grad_enabled else grad_enabled
     raise AssertionError("a graph ends with its output")
 
 

@@ -186,6 +186,68 @@ def test_autocast_around_the_forward_is_part_of_the_capture() -> None:
         over_the_wire(inside, weights=True)(X)
 
 
+class Distills(nn.Module):
+    """A student and a teacher whose gradients are turned off within autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.mean = nn.Buffer(torch.zeros(4))
+
+    @torch.no_grad()
+    def teach(self, x: Tensor) -> Tensor:
+        return self.teacher(x)
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.student(x)
+            return y, self.teach(x)
+
+
+class DistillsByCalls(Distills):
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.student(x)
+            torch.set_grad_enabled(False)
+            z = self.teacher(x)
+            torch.set_grad_enabled(True)
+            return y * z, self.teacher(y)
+
+
+class DistillsFirst(Distills):
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            z = self.teacher(x)
+        return self.student(x), z
+
+
+class Averages(Distills):
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.student(x)
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(y.float().mean(0), alpha=0.1)
+                with torch.enable_grad():
+                    z = self.teacher(x)
+            return y - self.mean, z
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Distills, DistillsByCalls, DistillsFirst, Averages])
+def test_gradients_that_are_turned_off_within_autocast_stay_off(kind: type[Distills]) -> None:
+    model = kind()
+    captured = _export(model, X)
+    same = fxlib.verify(model, captured, [X])
+    assert same, same
+    assert [each.requires_grad for each in captured(X)] == [each.requires_grad for each in model(X)]
+
+
+def test_blocks_without_gradients_are_left_out_where_gradients_are_off() -> None:
+    with torch.no_grad():
+        captured = _export(Distills(), X)
+    assert torch._C._set_grad_enabled not in {node.target for node in captured.graph.nodes}
+
+
 def _flat(x: Tensor) -> Tensor:
     return x.reshape(-1)
 
