@@ -21,6 +21,8 @@ class Samples:
     kwargs: dict[str, Any]
     names: tuple[str, ...]
     """The names of the arguments in generated code, in order."""
+    starred: tuple[str, ...] = ()
+    """The names of those that the forward takes by `**`, whose order it sees."""
 
 
 Given = Sequence[Any] | Mapping[str, Any] | Batch
@@ -50,6 +52,7 @@ def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) ->
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     names: list[str] = []
+    starred: tuple[str, ...] = ()
     gap = False
     for parameter in signature.parameters.values():
         if parameter.name not in bound.arguments:
@@ -60,12 +63,13 @@ def bind(forward: Callable[..., Any], given: Given, fixed: Mapping[str, Any]) ->
             names += [f"{parameter.name}_{index}" for index in range(len(values))]
         elif parameter.kind is parameter.VAR_KEYWORD:
             kwargs |= bound.arguments[parameter.name]
+            starred = tuple(bound.arguments[parameter.name])
         elif gap or parameter.kind is parameter.KEYWORD_ONLY:
             kwargs[parameter.name] = bound.arguments[parameter.name]
         else:
             args.append(bound.arguments[parameter.name])
             names.append(parameter.name)
-    return Samples(args=tuple(args), kwargs=kwargs, names=(*names, *kwargs))
+    return Samples(args=tuple(args), kwargs=kwargs, names=(*names, *kwargs), starred=starred)
 
 
 def arguments_given(forward: Callable[..., Any], given: Given) -> frozenset[str]:

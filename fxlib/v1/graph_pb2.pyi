@@ -257,18 +257,20 @@ class Pytree(_message.Message):
     def __init__(self, arguments: _Optional[_Iterable[str]] = ..., inputs: _Optional[_Union[Value, _Mapping]] = ..., outputs: _Optional[_Union[Value, _Mapping]] = ..., guards: _Optional[_Union[InputGuards, _Mapping]] = ...) -> None: ...
 
 class InputGuards(_message.Message):
-    __slots__ = ("leaves", "ranges", "conditions", "autocast", "values")
+    __slots__ = ("leaves", "ranges", "conditions", "autocast", "values", "ordered")
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     AUTOCAST_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
     leaves: _containers.RepeatedCompositeFieldContainer[InputGuard]
     ranges: _containers.RepeatedCompositeFieldContainer[SizeRange]
     conditions: _containers.RepeatedCompositeFieldContainer[Value]
     autocast: _containers.RepeatedCompositeFieldContainer[Autocast]
     values: _containers.RepeatedCompositeFieldContainer[ValueCondition]
-    def __init__(self, leaves: _Optional[_Iterable[_Union[InputGuard, _Mapping]]] = ..., ranges: _Optional[_Iterable[_Union[SizeRange, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., autocast: _Optional[_Iterable[_Union[Autocast, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[ValueCondition, _Mapping]]] = ...) -> None: ...
+    ordered: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, leaves: _Optional[_Iterable[_Union[InputGuard, _Mapping]]] = ..., ranges: _Optional[_Iterable[_Union[SizeRange, _Mapping]]] = ..., conditions: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., autocast: _Optional[_Iterable[_Union[Autocast, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[ValueCondition, _Mapping]]] = ..., ordered: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ValueCondition(_message.Message):
     __slots__ = ("steps", "answer", "source")

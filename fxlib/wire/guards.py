@@ -49,6 +49,7 @@ def write_guards(message: pb.InputGuards, guards: InputGuards) -> None:
         writer.write(message.conditions.add(), condition)
     for device, dtype in guards.autocast:
         message.autocast.add(device=device, dtype=dtype)
+    message.ordered.extend(guards.ordered)
     for asked in guards.values:
         _write_condition(message.values.add(), asked)
 
@@ -65,6 +66,7 @@ def read_guards(message: pb.InputGuards) -> InputGuards:
         conditions=tuple(reader.read(each) for each in message.conditions),
         autocast=tuple((each.device, each.dtype) for each in message.autocast),
         values=tuple(_read_condition(each, len(message.leaves)) for each in message.values),
+        ordered=tuple(message.ordered),
     )
 
 

@@ -489,6 +489,8 @@ def _check_pytree(tree: pb.Pytree, limits: Limits) -> None:
             raise Fault("the guarded arguments are not (args, kwargs)")
         if len(tree.arguments) != len(parts[0].tuple.items) + len(parts[1].dict.items):
             raise Fault("the guarded arguments have other names than parts")
+        if not set(tree.guards.ordered) <= {entry.key.text for entry in parts[1].dict.items}:
+            raise Fault("the guards are about the order of arguments that are not there")
 
 
 def _leaves(structure: pb.Value) -> int:

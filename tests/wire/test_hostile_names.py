@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import fxlib
 from fxlib import wire
 from fxlib.runtime.ops import remote_call
 from fxlib.v1 import graph_pb2 as pb
@@ -158,6 +159,14 @@ def test_names_of_keyword_arguments_in_a_pytree_are_names() -> None:
     entry = graph.modules[-1].graph.pytree.inputs.tuple.items[1].dict.items[0]
     entry.key.text = "bias': __import__('os').abort(), 'x"
     assert refusal(graph).where == "graph, pytree"
+
+
+@pytest.mark.slow
+def test_guards_order_arguments_that_are_there() -> None:
+    samples = {"x": torch.ones(2), "bias": torch.ones(2)}
+    graph = wire.encode(fxlib.capture(Keyword(), sample_inputs=samples, how="export")).graph
+    graph.modules[-1].graph.pytree.guards.ordered.append("more")
+    assert "the order of arguments that are not there" in str(refusal(graph))
 
 
 class Keyword(nn.Module):

@@ -88,6 +88,7 @@ def guards_of(
         conditions=tuple(conditions),
         autocast=autocast_modes(),
         values=tuple(decided),
+        ordered=samples.starred if len(samples.starred) > 1 else (),
     )
 
 

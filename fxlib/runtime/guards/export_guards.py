@@ -85,6 +85,8 @@ class InputGuards:
     """The kinds of devices under autocast, and the dtypes; under it, a program leaves out other casts than without."""
     values: tuple[ValueCondition, ...] = ()
     """The conditions on the values of the arguments."""
+    ordered: tuple[str, ...] = ()
+    """The names of the arguments that the forward takes by `**`, if there are several: it sees their order."""
 
 
 class GuardedCodeGen(_PyTreeCodeGen):
@@ -153,6 +155,10 @@ class GuardedCodeGen(_PyTreeCodeGen):
             return f"{len(args)} positional arguments were given, and {positional} at capture"
         if given.keys() != set(names):
             return f"the arguments {_listed(given)} were given, and {_listed(names)} at capture"
+        if (ordered := self.guards.ordered) and (order := [name for name in kwargs if name in ordered]) != list(
+            ordered
+        ):
+            return f"the arguments {_listed(order)} were given in this order, and as {_listed(ordered)} at capture"
         by_position = tuple(given[name] for name in names[:positional])
         return by_position, {name: given[name] for name in names[positional:]}
 

@@ -97,6 +97,25 @@ def test_samples_may_be_given_by_name_and_runs_by_position() -> None:
     assert fxlib.verify(model, captured, [], kwargs={"x": x, "more": more})
 
 
+def _joins(x: Tensor, *, y: Tensor, z: Tensor, **more: Tensor) -> Tensor:
+    return torch.cat([x, y, z, *more.values()])
+
+
+@pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning")
+def test_the_forward_sees_the_order_of_arguments_that_it_names_by_two_stars() -> None:
+    x, y, z, user, item = torch.randn(5, 1)
+    given = {"y": y, "user": user, "z": z, "item": item}
+    captured = fxlib.capture(_joins, sample_inputs={"x": x, **given}, how="export")
+    assert torch.equal(captured(x, item=item, z=z, y=y, user=user), _joins(x, item=item, z=z, y=y, user=user))
+    assert sum(fxlib.usage(captured).graphs.values()) == 0
+    there = over_the_wire(captured, weights=True)
+    for module in (captured, there):
+        assert torch.equal(module(x, user=user, z=z, y=y, item=item), _joins(x, **given))
+    assert sum(fxlib.usage(captured).graphs.values()) == 1
+    with pytest.raises(CaptureError, match="item, user were given in this order, and as user, item at capture"):
+        there(x, item=item, z=z, y=y, user=user)
+
+
 def test_declared_sizes_may_differ_and_conditions_on_them_are_checked() -> None:
     model = Decides().eval()
     captured = fxlib.capture(model, sample_inputs=[torch.randn(8, 4)], dynamic_shapes=({0: Dim.AUTO},))
