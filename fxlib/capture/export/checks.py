@@ -18,6 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 from torch.fx import Graph
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from typing_extensions import override
@@ -39,6 +40,7 @@ _ELEMENTS = frozenset(
 """Names of the methods that ask for the elements of tensors."""
 _COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 """Classes of the values that every run computes anew."""
+_SQUEEZES = frozenset({"squeeze", "squeeze_", "squeeze_copy"})
 _HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_version", "output_nr"})
 
 
@@ -67,6 +69,8 @@ class ExportChecks(TorchFunctionMode):
                 self._check(method, name, args, kwargs)
             elif method == "__get__" and name == "requires_grad" and asked_by_program(_caller()):
                 self.asked = True  # attention decides by it, and another kernel rounds otherwise
+        if getattr(func, "__name__", "") in _SQUEEZES and is_capturing():
+            _check_squeezed(*args, **kwargs)
         for each in _written(func, args, kwargs) if is_capturing() else ():
             if type(each) in (torch.Tensor, torch.nn.Parameter):  # the exporter's stand-ins have classes of their own
                 raise _kept()
@@ -118,6 +122,17 @@ def refuse_writes(graph: Graph, constants: Collection[str]) -> None:
             if argument.alias_info.is_write:
                 raise _kept(str(node.meta.get("source", "")))
             held.add(node)
+
+
+def _check_squeezed(input: torch.Tensor, dim: Any = None, *more: int) -> None:  # noqa: A002 - torch's name
+    """Refuse to squeeze a dimension of which only a run knows whether its size is 1; export takes it for another."""
+    dims = range(input.dim()) if dim is None else (*dim, *more) if isinstance(dim, (tuple, list)) else (dim, *more)
+    for size in [input.shape[each] for each in dims] if input.dim() else ():
+        if free_unbacked_symbols(size) and not any(map(statically_known_true, (size == 1, size != 1))):
+            raise capture_error(
+                "the forward squeezes a tensor whose size depends on values, and may be 1 or not",
+                hint="Name dimensions whose sizes are known, as in squeeze(-1).",
+            )
 
 
 def _kept(where: str = "") -> CaptureError:

@@ -153,6 +153,34 @@ def test_where_nobody_asks_inputs_may_take_a_gradient_or_not() -> None:
     assert torch.equal(over_the_wire(_export(_flat, X), weights=True)(x), x.flatten())
 
 
+MASK = torch.tensor([True, False, True])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x, mask: x[mask.nonzero().squeeze()],
+        lambda x, mask: torch.squeeze(x[mask], dim=(0, 1)),
+        lambda x, mask: x[:, : mask.sum().item()].squeeze_(),
+    ],
+)
+def test_a_size_that_may_be_one_or_not_is_not_squeezed(model: Any) -> None:
+    with pytest.raises(CaptureError, match=r"whose size depends on values.*squeeze\(-1\)") as refused:
+        _export(model, X, MASK)
+    assert __file__ in refused.value.where
+
+
+def _squeezes_what_is_known(x: Tensor, mask: Tensor) -> Tensor:
+    rows = x[mask.nonzero().squeeze(-1)]
+    torch._check(rows.shape[0] > 1)
+    return rows.squeeze() + x.sum().squeeze(0)
+
+
+def test_sizes_that_are_known_are_squeezed() -> None:
+    captured = _export(_squeezes_what_is_known, X, MASK)
+    assert torch.equal(captured(X, ~MASK | MASK), _squeezes_what_is_known(X, ~MASK | MASK))
+
+
 class AsksParameter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
