@@ -10,7 +10,10 @@ from torch import nn
 from torch.fx import GraphModule
 from typing_extensions import override
 
+from fxlib.errors import FxlibError
+from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.module_state import Mirror, ModuleState
+from fxlib.runtime.program_modes import training_modes
 from fxlib.runtime.submodules import TABLES
 
 _OF_CONTAINERS = ("__getitem__", "__setitem__", "__delitem__", "__len__", "__iter__", "__contains__")
@@ -84,12 +87,24 @@ class MirroredModule(GraphModule):
     @override
     def train(self, mode: bool = True) -> Self:
         """Set the training flags as the original's own `train` does."""
+        self._check_switched(mode=mode)
         return self._switched("train", mode)
 
     @override
     def eval(self) -> Self:
         """Set the training flags as the original's own `eval` does."""
+        self._check_switched(mode=False)
         return self._switched("eval")
+
+    def _check_switched(self, *, mode: bool) -> None:
+        """Refuse a training flag with which an exported program that has no original does not compute."""
+        exported = self._fxlib.original is None and isinstance(self.graph._codegen, GuardedCodeGen)
+        if exported and not training_modes(self.graph) <= {mode}:
+            raise FxlibError(
+                f"the program was exported in {'evaluation' if mode else 'training'} mode, which is part of its graph",
+                where=type(self).__name__,
+                hint=f"Export it again after model.{'train' if mode else 'eval'}().",
+            )
 
     def _switched(self, name: str, *mode: bool) -> Self:
         original = self._fxlib.original

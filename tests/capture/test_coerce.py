@@ -15,7 +15,7 @@ import fxlib
 from fxlib import Batch, Workload, wire
 from fxlib.capture.coerce import as_graph
 from fxlib.client.request import Question, captured_of, prepare
-from fxlib.errors import CaptureError, FxlibWarning
+from fxlib.errors import CaptureError, FxlibError, FxlibWarning
 from fxlib.runtime import CapturedModule
 
 pytestmark = pytest.mark.slow
@@ -90,6 +90,38 @@ def test_an_exported_program_keeps_its_parameters_and_its_demands() -> None:
     sent = wire.encode(graph, weights=True)
     back = wire.decode(sent.graph, blobs=sent.blobs)
     assert torch.equal(back(x, **KWARGS), model(x, **KWARGS))
+
+
+def _normed(*, train: bool, decomposed: bool) -> CapturedModule:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).train(train)
+    program = torch.export.export(model, (torch.randn(8, 4),))
+    module = as_graph(program.run_decompositions() if decomposed else program)
+    assert isinstance(module, CapturedModule)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize("decomposed", [False, True])
+@torch.no_grad()
+def test_an_exported_program_is_in_the_mode_in_which_it_was_exported(decomposed: bool) -> None:
+    module, x = _normed(train=False, decomposed=decomposed), torch.randn(8, 4)
+    assert not module.eval().training
+    for recipe in ("inference", "bfloat16"):
+        assert torch.allclose(fxlib.optimize(module, recipe)(x), module(x), atol=0.1)
+    with pytest.raises(FxlibError, match=r"exported in evaluation mode.*model\.train\(\)"):
+        module.train()
+    training = _normed(train=True, decomposed=decomposed)
+    assert training.train().training
+    with pytest.raises(FxlibError, match=r"exported in training mode.*model\.eval\(\)"):
+        training.eval()
+    with pytest.raises(FxlibError, match="eval mode"):
+        fxlib.optimize(training, "inference")
+
+
+def test_an_exported_program_that_is_the_same_in_both_modes_takes_either() -> None:
+    graph = as_graph(exported(Decides()))
+    assert graph.train().training
+    assert not graph.eval().training
 
 
 def test_an_exported_program_without_examples_is_taken_by_its_signature() -> None:

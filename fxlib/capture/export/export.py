@@ -57,6 +57,7 @@ from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.conditions import FixedAnswers
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.module_state import FunctionModel
+from fxlib.runtime.program_modes import training_modes
 from fxlib.runtime.submodules import local_modules, local_tensors
 from fxlib.utils.pytree import has_tensors, is_state
 
@@ -232,7 +233,7 @@ def of_program(program: ExportedProgram) -> CapturedModule:
     """Return an exported program as a captured module over the same parameters and buffers.
 
     The captured module has no original: it refuses inputs for which the program was not exported, as the program itself
-    does.
+    does. Its training flag is that with which the program computes.
 
     Raises:
         TypeError: `program` is not an exported program.
@@ -255,6 +256,7 @@ def of_program(program: ExportedProgram) -> CapturedModule:
     for name in [name for name, part in flat.named_children() if isinstance(part, GraphModule)]:
         delattr(flat, name)  # the bodies of blocks, which are inlined in the graph
     annotate(graph, flat)
+    flat.training = True in training_modes(graph)
     return CapturedModule(flat, graph, class_name=_class_of(program))
 
 
