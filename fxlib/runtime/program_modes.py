@@ -9,6 +9,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 _FLAGS = ("train", "training", "use_input_stats")
+_OF_DROPOUT = (torch.ops.aten.rand_like, torch.ops.aten.bernoulli, torch.ops.aten.bernoulli_)
+"""What a dropout is made of in a program that was decomposed."""
 _IN_EVALUATION = torch.ops.aten._native_batch_norm_legit_no_training.default
 
 
@@ -30,5 +32,5 @@ def _modes(node: Node) -> Iterator[bool]:
     elif "dropout_p" in names:
         if given.get("dropout_p", 0.0) != 0.0:
             yield True
-    elif torch.Tag.nondeterministic_seeded in node.target.tags:  # what dropout is made of
+    elif node.target.overloadpacket in _OF_DROPOUT:
         yield True
