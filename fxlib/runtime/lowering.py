@@ -252,8 +252,7 @@ class Part:
             compiled_numbers.mend(part, backend.name)
             compiled, found = _within(self.limit_s, lambda: _made_by(backend, part, values))
         except compiled_numbers.OtherNumbersError as refusal:  # parts may be compiled for other kinds of inputs
-            self.problem = f"{self.name} would compute other numbers: {refusal}"
-            warnings.warn(f"a part of the graph runs uncompiled: {self.problem}", FxlibWarning, stacklevel=2)
+            self._leave_kind(f"{self.name} would compute other numbers: {refusal}")
             return None
         except Exception as error:  # noqa: BLE001 - a compiler may raise anything
             self._give_up(f"{self.name} could not compile it: {type(error).__name__}: {str(error)[:500]}")
@@ -263,11 +262,18 @@ class Part:
         if problem := _difference(found, results):
             self._give_up(f"{self.name} returned {problem}")
             return None
+        if problem := compiled_numbers.beyond_rounding(part, values, found, results, backend.name):
+            self._leave_kind(f"{self.name} computes other numbers than torch: {problem}")
+            return None
         compiled = compiled_numbers.guarded(compiled, self._module, backend.name)
         if not any(map(_is_laid_out_otherwise, found, results)):
             return compiled
         layouts = [each.stride() for each in results]
         return lambda *given: tuple(map(_laid_out, compiled(*given), layouts))
+
+    def _leave_kind(self, why: str) -> None:
+        self.problem = why
+        warnings.warn(f"a part of the graph runs uncompiled: {why}", FxlibWarning, stacklevel=2)
 
     def _give_up(self, why: str) -> None:
         self.problem = why

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import symbolic_trace
 from torch.nn import functional as F
 
-from fxlib.runtime.compiled_numbers import OtherNumbersError, guarded, mend, refuse
+from fxlib.runtime.compiled_numbers import OtherNumbersError, beyond_rounding, guarded, mend, refuse
 from fxlib.runtime.lowering import _kind_of
 
 IDS = torch.tensor([12_345, -3, 7])
@@ -101,3 +101,34 @@ def test_nothing_is_compiled_for_inputs_without_elements_or_with_a_sign_to_chang
     assert _kind_of([torch.ones(2)]) is not None
     assert _kind_of([torch.ones(0)]) is None
     assert _kind_of([torch.tensor([1j]).conj().imag]) is None
+
+
+FIGURES = torch.tensor([1e3, -1.0, torch.inf, torch.nan])
+COMPARED = {
+    "rounding": (FIGURES * (1 + 1e-5), FIGURES, True),
+    "cancellation": (FIGURES + 1.0, FIGURES, True),
+    "other figures": (FIGURES + 20.0, FIGURES, False),
+    "rounding of two bytes": (FIGURES.bfloat16() + 20.0, FIGURES.bfloat16(), True),
+    "other figures of two bytes": (FIGURES.bfloat16() + 200.0, FIGURES.bfloat16(), False),
+    "a lost infinity": (FIGURES.nan_to_num(torch.nan, posinf=3.4e38), FIGURES, False),
+    "a lost NaN": (FIGURES.nan_to_num(0.0, posinf=torch.inf), FIGURES, False),
+    "all next to zero": (torch.full((2,), 1e-7), -torch.zeros(2), True),
+    "another index": (torch.tensor([3, 5]), torch.tensor([3, 4]), False),
+    "the same indices": (torch.tensor([3, 4]), torch.tensor([3, 4]), True),
+    "another mask": (torch.tensor([True]), torch.tensor([False]), False),
+    "complex figures": (torch.tensor([1j]), torch.tensor([-1j]), False),
+    "with a gradient": (FIGURES.clone().requires_grad_(), FIGURES.clone().requires_grad_(), True),
+}
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_compiled_results_are_torchs_up_to_rounding(case: str) -> None:
+    found, expected, is_rounding = COMPARED[case]
+    part = symbolic_trace(lambda x: x)
+    assert (beyond_rounding(part, [torch.ones(2)], [found], [expected], "inductor") == "") is is_rounding
+
+
+def test_inputs_that_openvinos_code_is_not_given_are_not_compared() -> None:
+    part, x = symbolic_trace(lambda x: x), torch.tensor([torch.nan])
+    assert not beyond_rounding(part, [x], [x * 0 + 1], [x], "openvino")
+    assert beyond_rounding(part, [x], [torch.ones(1)], [x], "onnxruntime")
