@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import os
 import threading
 import warnings
@@ -133,12 +134,43 @@ class _OnnxRuntime:
         def make() -> tuple[Run, Callable[[], bytes]]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the exporter warns about itself
-                program = torch.onnx.export(part, given, dynamo=True, verbose=False)
+                translated = _translations()
+                program = torch.onnx.export(
+                    part, given, dynamo=True, verbose=False, custom_translation_table=translated
+                )
             assert program is not None  # noqa: S101 - it is None only if a file is written
             model: bytes = program.model_proto.SerializeToString()
             return _session(model), lambda: model
 
         return through_cache(installed(self.name), part, given, read=_session, make=make)
+
+
+def _translations() -> dict[Any, Callable[..., Any]]:
+    """Return what to export operators as that the exporter has go wrong for infinities and large numbers.
+
+    A limit on one side becomes a `Clip`, which limits the other side, too, to the largest finite number; and the
+    logarithm of a sigmoid is that of 0 below -104.
+    """
+    import onnxscript
+
+    onnx: Any = onnxscript.opset18
+
+    def clamp(self: Any, min: Any = None, max: Any = None) -> Any:  # noqa: A002 - their names in torch
+        if self.dtype.is_floating_point():
+            min, max = -math.inf if min is None else min, math.inf if max is None else max  # noqa: A001
+        return onnx.Clip(self, *(each if each is None else onnx.CastLike(each, self) for each in (min, max)))
+
+    def log_sigmoid(self: Any) -> Any:
+        beyond = onnx.Exp(onnx.Neg(onnx.Abs(self)))
+        return onnx.Sub(onnx.Min(self, onnx.CastLike(0.0, self)), onnx.Log(onnx.Add(onnx.CastLike(1.0, self), beyond)))
+
+    aten = torch.ops.aten
+    return {
+        aten.clamp.default: clamp,
+        aten.clamp_min.default: clamp,
+        aten.clamp_max.default: lambda self, max_: clamp(self, None, max_),
+        aten.log_sigmoid.default: log_sigmoid,
+    }
 
 
 def _session(model: bytes) -> Run:

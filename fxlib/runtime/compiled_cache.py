@@ -30,7 +30,7 @@ Run = Callable[..., tuple[torch.Tensor, ...]]
 """A function that computes a part."""
 MOST_BYTES: Final = 2 << 30
 """The size up to which the folder grows; then the entries that were used longest ago go."""
-_FORMAT: Final = "1"
+_FORMAT: Final = "2"
 _SAME: Final = 1e-3
 """The largest relative error of what was kept against the part as it is; what is farther off is made anew."""
 _PLAIN: Final = (bool, int, float, str, type(None), torch.dtype)

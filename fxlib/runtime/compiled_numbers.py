@@ -2,7 +2,8 @@
 
 OpenVINO computes integers in 32 bits, divides them towards zero, saturates those of 8 bits, computes float64 in
 float32, and gives plausible numbers for NaN; ONNX Runtime divides integers with a rounding mode in float32. Torch's
-attention gives 0 for a row of which the mask leaves nothing, as padding has it, where both give something else.
+attention gives 0 for a row of which the mask leaves nothing, as padding has it, where both give something else. More
+operators are in `compiled_operators`. What nobody knows of yet is seen where first results are compared with torch's.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.nn import functional
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
+from fxlib.runtime.compiled_operators import problem_of
 from fxlib.runtime.lookups import lookup_of
 from fxlib.utils.compare import Tolerance, difference
 
@@ -29,6 +32,7 @@ _MOST_SUMMED: Final = 2048
 _ATTENTION: Final = frozenset(
     {functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
 )
+
 _TWO_BYTES: Final = frozenset({torch.float16, torch.bfloat16})
 _ROUNDING: Final = 1e-2
 _ROUNDING_OF_TWO_BYTES: Final = 0.1
@@ -44,7 +48,7 @@ _EXACT: Final = _words(
     """
     size dim view reshape flatten unflatten squeeze unsqueeze expand expand_as transpose permute t contiguous clone
     detach getitem select slice narrow chunk split unbind cat stack arange zeros ones full zeros_like ones_like
-    full_like new_zeros new_ones new_full index_select gather topk max min amax amin argmax argmin where masked_fill
+    full_like new_zeros new_ones new_full index_select gather max min amax amin argmax argmin where masked_fill
     and_ or_ xor not_ invert bitwise_and bitwise_or bitwise_not logical_and logical_or logical_not maximum minimum clamp
     add sub rsub neg abs
     """
@@ -74,28 +78,45 @@ def refuse(part: GraphModule, values: Sequence[Any], backend: str) -> None:
     """
     if (check := _CHECKS.get(backend)) is None:
         return
-    run = _Checked(part, check)
+    run = _Checked(part, check, backend)
     run.run(*values)
     if run.problem:
         raise OtherNumbersError(run.problem)
 
 
 class _Checked(Interpreter):
-    """Notes the first node that a check finds something to say about."""
+    """Notes the first node of which a check, or a rule for an operator that it runs, has something to say."""
 
-    def __init__(self, part: GraphModule, check: _Check) -> None:
+    def __init__(self, part: GraphModule, check: _Check, backend: str) -> None:
         super().__init__(part)
-        self._part, self._check = part, check
+        self._part, self._check, self._backend = part, check, backend
         self.problem = ""
 
     @override
     def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
+        with _Watched(self._backend) as watched:
+            result = super().run_node(n)
         if not self.problem and n.op not in ("placeholder", "output"):
             given = _tensors([self.env[each] for each in n.all_input_nodes])
-            problem = self._check(self._part, n, given, _tensors(_used(n, result)))
+            problem = self._check(self._part, n, given, _tensors(_used(n, result))) or watched.problem
             self.problem = f"{n.name} {problem}" if problem else ""
         return result
+
+
+class _Watched(TorchDispatchMode):
+    """Notes the first operator of which a compiler computes something else."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._backend, self.problem = backend, ""
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.problem and (instead := problem_of(func, args, kwargs or {}, self._backend)):
+            self.problem = f"computes {func.overloadpacket.__name__}, and {_NAMES[self._backend]} {instead}"
+        with self:  # in inference mode, those that consist of others come whole
+            result = func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
 
 _Check: TypeAlias = Callable[[GraphModule, Node, Sequence[torch.Tensor], Sequence[torch.Tensor]], str]
@@ -104,7 +125,7 @@ _Check: TypeAlias = Callable[[GraphModule, Node, Sequence[torch.Tensor], Sequenc
 def _used(node: Node, result: Any) -> Any:
     """Return the parts of a result that other nodes take, if only parts of it are taken."""
     if isinstance(result, (tuple, list)) and all(each.target is operator.getitem for each in node.users):
-        indices: list[Any] = [each.args[1] for each in node.users]
+        indices: list[Any] = [each.args[1] for each in node.users if each.users]
         return [result[index] for index in indices]
     return result if node.users else ()
 
@@ -157,10 +178,13 @@ def _of_onnxruntime(_: GraphModule, node: Node, given: Sequence[torch.Tensor], m
     divides = _name(node) in ("div", "divide") and node.kwargs.get("rounding_mode") is not None
     if divides and not all(map(torch.Tensor.is_floating_point, (*given, *made))):
         return "divides integers, and ONNX Runtime does so in float32"
+    if _name(node) == "topk" and not all(map(torch.Tensor.is_floating_point, made)):
+        return "computes indices, and ONNX Runtime has others for equal values"
     return ""
 
 
 _CHECKS: Final = {"openvino": _of_openvino, "onnxruntime": _of_onnxruntime}
+_NAMES: Final = {"openvino": "OpenVINO", "onnxruntime": "ONNX Runtime"}
 
 
 def _name(node: Node) -> str:

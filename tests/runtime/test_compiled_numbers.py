@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import symbolic_trace
 from torch.nn import functional as F
 
+from fxlib.capture.coerce import as_graph
 from fxlib.runtime.compiled_numbers import OtherNumbersError, beyond_rounding, guarded, mend, refuse
 from fxlib.runtime.lowering import _kind_of
 
@@ -57,6 +59,62 @@ def test_a_division_of_integers_with_a_rounding_mode_is_not_for_onnx_runtime() -
     with pytest.raises(OtherNumbersError, match="div divides integers"):
         refuse(part, [IDS], "onnxruntime")
     refuse(part, [IDS.float()], "onnxruntime")
+
+
+X = torch.rand(1, 2, 6, 6) + 1
+BOTH = ("openvino", "onnxruntime")
+OPERATORS: dict[str, tuple[Callable[[Tensor], Any], tuple[str, ...]]] = {
+    "angle": (lambda x: x.angle(), BOTH),
+    "angle of a spectrum": (lambda x: torch.fft.rfft(x).angle(), BOTH),
+    "atan2": (lambda x: torch.arctan2(x, -x), BOTH),
+    "indices of topk": (lambda x: x.topk(2)[1] * 2, BOTH),
+    "values of topk": (lambda x: x.topk(2)[0] * 2, ()),
+    "remainder": (lambda x: x % 0.7, BOTH),
+    "remainder of a power of two": (lambda x: x % 0.5, ()),
+    "quotient": (lambda x: x // x.flip(0), BOTH),
+    "floor": (lambda x: torch.div(x, 3, rounding_mode="floor"), BOTH),
+    "division": (lambda x: x / 0.7, ()),
+    "cut": (lambda x: torch.div(x, 2, rounding_mode="trunc"), ("openvino",)),
+    "fmod": (lambda x: torch.fmod(x, 0.7), ("openvino",)),
+    "softplus": (F.softplus, ()),
+    "softplus, beta": (lambda x: F.softplus(x, beta=2), ("openvino",)),
+    "softplus, threshold": (nn.Softplus(threshold=1), ("openvino",)),
+    "round": (torch.round, ()),
+    "round, decimals": (lambda x: x.round(decimals=1), ("openvino",)),
+    "round, in place": (lambda x: (x * 1).round_(decimals=1), ("openvino",)),
+    "logsigmoid": (F.logsigmoid, ("openvino",)),
+    "ceiling": (nn.AvgPool2d(3, 2, 1, ceil_mode=True), ("openvino",)),
+    "ceiling, one dimension": (lambda x: F.avg_pool1d(x[0], 3, 2, 1, ceil_mode=True), ("openvino",)),
+    "ceiling without padding": (lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True), ()),
+    "divisor": (lambda x: F.avg_pool2d(x, 3, divisor_override=2), ("onnxruntime",)),
+    "correction": (lambda x: x.std(-1, correction=2), ("openvino",)),
+    "variance": (lambda x: x.var(-1) + x.var(-1, unbiased=False), ()),
+    "logaddexp": (lambda x: torch.logaddexp(x, x), ("onnxruntime",)),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("case", OPERATORS)
+def test_operators_are_refused_with_the_arguments_for_which_a_compiler_has_others(case: str, inference: bool) -> None:
+    function, refused = OPERATORS[case]
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.called = function
+
+        def forward(self, x: Tensor) -> Any:
+            return self.called(x) * 1
+
+    for part in (symbolic_trace(Calls()), as_graph(torch.export.export(Calls(), (X,)), ())):
+        for backend in BOTH:
+            with (
+                torch.inference_mode(inference),
+                nullcontext()
+                if backend not in refused
+                else pytest.raises(OtherNumbersError, match=r"computes .*, and (OpenVINO|ONNX Runtime) "),
+            ):
+                refuse(part, [X.clone()], backend)
 
 
 def test_a_lookup_of_rows_is_taken() -> None:

@@ -451,6 +451,24 @@ def test_a_backend_of_an_extra_computes_a_net(tower: Tower, backend: str) -> Non
     assert all(relative_error(each, tower(images())) < 1e-5 for each in found)
 
 
+def test_limits_on_one_side_and_logarithms_of_sigmoids_are_right_for_extreme_values() -> None:
+    pytest.importorskip("onnxruntime", reason="the extra fxlib[onnxruntime] is not installed")
+
+    class Limits(nn.Module):
+        def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+            limits = x.clamp(max=1.0), x.clamp_min(-0.5), x.clamp(-1, 1), (x * 2).clamp(min=0.1).clamp(max=0.5)
+            return *limits, F.normalize(x, dim=0), F.logsigmoid(x), i.clamp(min=2), i.clamp_max(3)
+
+    x, i = torch.tensor([-torch.inf, torch.inf, -200.0, 200.0, 1e-3, -0.7]), torch.arange(-3, 9)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", FxlibWarning)
+        module = lowered(Limits().eval(), "onnxruntime")
+        found = [module(x, i) for _ in range(2)]
+    for each in found:
+        for one, other in zip(each, Limits()(x, i), strict=True):
+            torch.testing.assert_close(one, other, equal_nan=True)
+
+
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
 def test_a_second_start_is_served_from_what_the_first_one_kept(
     tower: Tower, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
