@@ -79,7 +79,8 @@ def refuse(part: GraphModule, values: Sequence[Any], backend: str) -> None:
     if (check := _CHECKS.get(backend)) is None:
         return
     run = _Checked(part, check, backend)
-    run.run(*values)
+    with torch.inference_mode():  # there operators that consist of others are seen, too
+        run.run(*values)
     if run.problem:
         raise OtherNumbersError(run.problem)
 
@@ -114,7 +115,7 @@ class _Watched(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.problem and (instead := problem_of(func, args, kwargs or {}, self._backend)):
             self.problem = f"computes {func.overloadpacket.__name__}, and {_NAMES[self._backend]} {instead}"
-        with self:  # in inference mode, those that consist of others come whole
+        with self:  # those that it consists of, if it does
             result = func.decompose(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is NotImplemented else result
 

@@ -61,11 +61,13 @@ def _is_of_figures(*values: Any) -> bool:
 
 _SIGN: Final[_Rule] = (_always, "loses the sign of a zero")
 _QUOTIENT: Final[_Rule] = (_divides_figures, "takes it from a rounded quotient")
+_WITHOUT_SELF: Final[_Rule] = (lambda given: not given.get("include_self", True), "counts what was there before, too")
 _OF_BOTH: Final[Mapping[str, _Rule]] = {
     "angle": _SIGN,
     "atan2": _SIGN,
     "floor_divide": _QUOTIENT,
     "remainder": _QUOTIENT,
+    "scatter_reduce": _WITHOUT_SELF,
     "div": (_floors_figures, "takes it from a rounded quotient"),
 }
 _CORRECTION: Final[_Rule] = (lambda given: given.get("correction") not in (None, 0, 1), "takes any correction for 1")
@@ -89,6 +91,8 @@ _RULES: Final[Mapping[str, Mapping[str, _Rule]]] = {
         "std": _CORRECTION,
         "var_mean": _CORRECTION,
         "std_mean": _CORRECTION,
+        "cdist": (lambda given: given["p"] != 2, "gives NaN for equal points"),
+        "pairwise_distance": (lambda given: given["p"] != 2 or given["eps"] > 1e-6, "gives NaN, or ignores eps"),
         "_embedding_bag": _BAGS,
         "_embedding_bag_forward_only": _BAGS,
     },
@@ -97,6 +101,8 @@ _RULES: Final[Mapping[str, Mapping[str, _Rule]]] = {
         "logaddexp": _OVERFLOW,
         "logaddexp2": _OVERFLOW,
         "logcumsumexp": _OVERFLOW,
+        "binary_cross_entropy_with_logits": _OVERFLOW,
+        "cross_entropy_loss": (lambda given: given["label_smoothing"] != 0, "ignores the smoothing of labels"),
         "avg_pool2d": _DIVISOR,
         "avg_pool3d": _DIVISOR,
     },

@@ -89,6 +89,9 @@ OPERATORS: dict[str, tuple[Callable[[Tensor], Any], tuple[str, ...]]] = {
     "divisor": (lambda x: F.avg_pool2d(x, 3, divisor_override=2), ("onnxruntime",)),
     "correction": (lambda x: x.std(-1, correction=2), ("openvino",)),
     "variance": (lambda x: x.var(-1) + x.var(-1, unbiased=False), ()),
+    "smoothed labels": (lambda x: F.cross_entropy(x, x, label_smoothing=0.1), ("onnxruntime",)),
+    "labels": (lambda x: F.cross_entropy(x, x), ()),
+    "distance": (lambda x: F.pairwise_distance(x, x, p=1.0), ("openvino",)),
     "logaddexp": (lambda x: torch.logaddexp(x, x), ("onnxruntime",)),
 }
 
