@@ -220,9 +220,9 @@ def beyond_rounding(
     """Return how compiled results differ from torch's by more than rounding explains; empty if they do not.
 
     A figure may be off by a hundredth of the largest one of its result, and by a tenth where numbers have two bytes:
-    nets of dozens of layers are off by 1e-6 to 1e-4 of it in float32, and by some hundredths in bfloat16, where a
-    compiler that takes a wrong argument is off by tenths. That leaves room for a result which is the small difference
-    of large numbers. Integers and bools are equal, and NaN and infinities stand where torch has them.
+    the networks of `benchmarks/inference.py` are off by less than 1e-5 of it in float32, and by less than a hundredth
+    in bfloat16, where a compiler that takes a wrong argument is off by tenths. That leaves room for a result which is
+    the small difference of large numbers. Integers and bools are equal, and NaN and infinities stand where torch has them.
 
     Args:
         part: the part.
