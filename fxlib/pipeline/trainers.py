@@ -51,6 +51,7 @@ class Trainers:
         """Note the number of trainers that a loop states; None if it states none."""
         self._stated.append(stated)
         self._agent = self._names = None
+        self._were_several = self.are_several
 
     def loop_ended(self, stated: int | None) -> None:
         """Forget the statement of a loop."""

@@ -222,7 +222,7 @@ def beyond_rounding(
     A figure may be off by a hundredth of the largest one of its result, and by a tenth where numbers have two bytes:
     the networks of `benchmarks/inference.py` are off by less than 1e-5 of it in float32, and by less than a hundredth
     in bfloat16, where a compiler that takes a wrong argument is off by tenths. That leaves room for a result which is
-    the small difference of large numbers. Integers and bools are equal, and NaN and infinities stand where torch has them.
+    the small difference of large numbers. Integers and bools are equal; NaN and infinities stand where torch has them.
 
     Args:
         part: the part.
@@ -246,8 +246,8 @@ def beyond_rounding(
 
 
 def _largest(value: torch.Tensor) -> float:
-    """Return the largest finite magnitude among figures; 0 for integers and bools."""
-    if not (value.is_floating_point() or value.is_complex()):
+    """Return the largest finite magnitude among figures; 0 for integers, bools and nothing at all."""
+    if not value.numel() or not (value.is_floating_point() or value.is_complex()):
         return 0.0
     return float(value.detach().abs().nan_to_num(0.0, posinf=0.0).max())
 

@@ -110,6 +110,8 @@ class Mirror:
                 is_its_own = was is not _NEVER and name not in theirs  # a value that the graph needs, and no other
                 if part is was or is_its_own or theirs.get(name, _NEVER) is not seen.get(name, _NEVER):
                     continue
+                if table != "_modules" and _NEVER not in (part, was):
+                    continue  # a tensor may stand in for a while, as in `torch.func.functional_call`
                 if part is _NEVER:
                     del theirs[name]
                     continue
@@ -121,10 +123,13 @@ class Mirror:
 
     def _take_over(self, module: nn.Module, tables: Iterable[Mapping[str, Any]]) -> None:
         for (table, seen), now in zip(self._seen.items(), tables, strict=True):
+            own = module.__dict__[table]
             changed = {name: part for name, part in now.items() if part is not seen.get(name, _NEVER)}
-            if changed:
-                module.__dict__[table].update(changed)
-                seen.update(changed)
+            own.update(changed)
+            seen.update(changed)
+            for name in seen.keys() - now.keys():
+                if own.get(name, _NEVER) is seen.pop(name):
+                    del own[name]
 
     def replace(self, name: str, value: object) -> None:
         """Replace a part or an attribute of the original, as was done on the captured module.

@@ -13,6 +13,7 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 from typing import Final, Self
 
 _LOCK: Final = "lock"
@@ -59,10 +60,10 @@ class LockedFolder:
             FileNotFoundError: the folder was deleted.
             OSError: it cannot be written.
         """
-        used = self.path / _USED
-        used.write_bytes(bytes(_TOUCHED_BYTES))
-        used.unlink()
         os.utime(self.path / _LOCK)
+        used = self.path / f"{_USED}-{get_ident()}"  # threads touch it side by side
+        used.write_bytes(bytes(_TOUCHED_BYTES))
+        used.unlink(missing_ok=True)
 
     def delete_left(self) -> None:
         """Delete the folders that killed owners have left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,41 @@ def test_an_exported_program_is_in_the_mode_in_which_it_was_exported(decomposed:
         fxlib.optimize(training, "inference")
 
 
-def test_an_exported_program_that_is_the_same_in_both_modes_takes_either() -> None:
-    graph = as_graph(exported(Decides()))
+class Drawn(nn.Module):
+    """A dropout that is on in evaluation, too, behind a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.norm(x), 0.5, training=True)
+
+
+BOTH = {
+    "decides": lambda: exported(Decides()),
+    "recurrent": lambda: torch.export.export(nn.GRU(4, 4), (torch.randn(2, 2, 4),)),
+    "no dropout": lambda: torch.export.export(nn.Dropout(0.0), (torch.randn(2, 4),)),
+    "a norm without statistics": lambda: torch.export.export(
+        nn.InstanceNorm1d(4).eval(), (torch.randn(2, 4, 8),)
+    ).run_decompositions(),
+    "a dropout that is always on": lambda: torch.export.export(Drawn().eval(), (torch.randn(2, 4),)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:.*assigned during export:UserWarning")
+@pytest.mark.parametrize("program", BOTH.values(), ids=BOTH)
+def test_an_exported_program_that_no_flag_tells_about_takes_either(program: Callable[[], Any]) -> None:
+    graph = as_graph(program())
+    assert not graph.training
     assert graph.train().training
     assert not graph.eval().training
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_flags_that_an_export_leaves_out_are_those_of_the_schema() -> None:
+    program = torch.export.export(nn.RReLU().eval(), (torch.randn(2, 4),))
+    assert not as_graph(program).eval().training
 
 
 def test_an_exported_program_without_examples_is_taken_by_its_signature() -> None:

@@ -174,6 +174,7 @@ COMPARED = {
     "a lost infinity": (FIGURES.nan_to_num(torch.nan, posinf=3.4e38), FIGURES, False),
     "a lost NaN": (FIGURES.nan_to_num(0.0, posinf=torch.inf), FIGURES, False),
     "all next to zero": (torch.full((2,), 1e-7), -torch.zeros(2), True),
+    "no figures": (torch.empty(0), torch.empty(0), True),
     "another index": (torch.tensor([3, 5]), torch.tensor([3, 4]), False),
     "the same indices": (torch.tensor([3, 4]), torch.tensor([3, 4]), True),
     "another mask": (torch.tensor([True]), torch.tensor([False]), False),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,10 @@ def test_a_folder_whose_owner_is_about_to_lock_it_stays(tmp_path: Path) -> None:
     (beginning / "lock.new").touch()
     mine().delete()
     assert beginning.exists()
+
+
+def test_threads_touch_a_folder_side_by_side() -> None:
+    with LockedFolder("fxlib-test-") as folder, ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(folder.touch) for _ in range(400)]:
+            each.result()
+        assert sorted(path.name for path in folder.path.iterdir()) == ["lock"]

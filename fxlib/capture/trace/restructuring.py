@@ -50,7 +50,7 @@ def source_of(node: Node) -> Node:
 
 def _changes(structure: Any, target: object, args: Sequence[Any]) -> bool:
     if target is operator.setitem:
-        return not _is_leaf(structure, args[1])
+        return isinstance(args[2], (tuple, list, dict, StructuredValue)) or not _is_leaf(structure, args[1])
     if target in _ORDERING:  # what is declared of elements may hold for others afterwards
         return any(each is not None for each in structure)
     return target in _METHODS or (target in IN_PLACE and not isinstance(structure, tuple))

@@ -121,6 +121,8 @@ class RemoteTracer(Tracer):
         self._constants: dict[int, Proxy] = {}
         self.declared_leaves: set[Node] = set()
         """Elements of remote results that contracts declare to have no structure of their own."""
+        self._exchanged: set[Node] = set()
+        """Remote results of which the forward has exchanged elements."""
         self._restructured: set[Node] = set()
         """Remote results that the forward has changed, so that they may not have their declared structure any more."""
         self._parameter_metadata = ParameterMetadata()
@@ -159,6 +161,11 @@ class RemoteTracer(Tracer):
             )
         self.answered |= seen is not None
         return seen
+
+    def note_leaf(self, item: Proxy, of: StructuredValue) -> None:
+        """Note an element of a remote result of which nothing is declared, unless the forward may have put it there."""
+        if source_of(of.node) not in self._exchanged:
+            self.declared_leaves.add(item.node)
 
     def is_restructured(self, value: StructuredValue) -> bool:
         """Return whether the forward has changed the structure of a remote result, or of a part of it."""
@@ -248,6 +255,8 @@ class RemoteTracer(Tracer):
                 return recorded
         if (changed := restructured(target, args)) is not None:
             self._restructured.add(changed)
+        if target is operator.setitem and isinstance(args[0], StructuredValue):
+            self._exchanged.add(source_of(args[0].node))
         self.handed_over += hands_over(kind, target, (*args, *kwargs.values()))
         self.depth += 1
         try:
@@ -402,6 +411,8 @@ class RemoteTracer(Tracer):
         """
         if value.node in self.declared_leaves or value.node.target in (operators.create, operators.make_rref):
             return torch.Tensor  # a leaf, as an RRef is
+        if value_facts.is_number(value.node):
+            return int
         return self.class_of_value(value)
 
     def refuse(self, proxy: Proxy, problem: str) -> NoReturn:

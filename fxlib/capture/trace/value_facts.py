@@ -8,6 +8,7 @@ shape and dtype in each run as long as the parameters keep theirs, which each ru
 from __future__ import annotations
 
 import functools
+import operator
 from types import FrameType
 from typing import Any
 
@@ -30,6 +31,8 @@ _CASTS = frozenset(
     {"bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short"}
     | {"cpu", "cuda", "reshape_as", "type_as"}
 )
+_NUMBERS = frozenset({"item", "dim", "ndimension", "numel", "nelement", "element_size"})
+_SHAPES = frozenset({"size", "stride"})
 _ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 _ARITHMETIC = frozenset(
     {"abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "inv", "invert", "le", "lt", "matmul", "mod"}
@@ -66,6 +69,24 @@ def class_of(node: Node, root: nn.Module, relied: dict[Node, type]) -> type | No
         with suspended():
             return type(attribute_of(root, str(node.target)))
     return torch.Tensor if _is_tensor(node, root, relied) else None
+
+
+def is_number(node: Node) -> bool:
+    """Return whether a node's value is surely a number or the like, and no container: a size, a dtype, arithmetic."""
+    if node.op == "call_method":
+        return node.target in _NUMBERS or (node.target in _SHAPES and len(node.args) > 1)
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in _NUMBERS | {"dtype", "device", "ndim", "layout", "requires_grad", "itemsize", "nbytes"}
+    if node.target is operator.getitem:
+        shape, index = node.args
+        of_shape = isinstance(shape, Node) and (
+            (shape.target is getattr and shape.args[1] == "shape") or shape.target in _SHAPES
+        )
+        return of_shape and type(index) is int
+    inputs = node.all_input_nodes
+    return getattr(node.target, "__module__", "") == "_operator" and bool(inputs) and all(map(is_number, inputs))
 
 
 def _plain_class(annotation: object) -> type | None:

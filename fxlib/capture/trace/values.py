@@ -208,7 +208,7 @@ class StructuredValue(TracedValue):
             return item
         try:
             if (declared := self.structure[key]) is None:
-                self.tracer.declared_leaves.add(item.node)
+                self.tracer.note_leaf(item, self)
             return value_of(item, declared)
         except (KeyError, IndexError, TypeError) as error:
             raise capture_error(

@@ -247,7 +247,7 @@ class GraphPass(ABC):
         if not any(node.op == "output" for node in result.module.graph.nodes):
             raise PassError("the pass left the graph without an output", where=self.name)
         if replaced:
-            problem = f"the pass replaced {replaced!r} in a part of the model, which is the caller's, too"
+            problem = f"the pass replaced or removed {replaced!r} in a part of the model, which is the caller's, too"
             hint = (
                 "Add the new part to the module itself, under a name of its own, and let the nodes call or read that."
             )

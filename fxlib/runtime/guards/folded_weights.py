@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import batchnorm
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -35,6 +36,8 @@ _GONE = -1
 """The version of a tensor that has changed for good since it was noted, or of one whose writes torch does not count."""
 COUNTER = "num_batches_tracked"
 """The buffer that a norm writes whenever it updates its statistics; torch counts writes to it, but not to those."""
+_COUNTING = (batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
+"""The forwards that count the updates of their module's statistics in that buffer."""
 _fused: MutableMapping[torch.Tensor, int] = WeakIdKeyDictionary()
 """The number of writes of fused optimizers to each of their parameters; torch does not count these."""
 
@@ -147,7 +150,7 @@ class WeightAssumptions:
         if not all(map(is_, now, tensors)):
             return "weights from which it was computed were replaced: optimize the model again"
         moved = any(map(torch.UntypedStorage._expired, storages)) or list(map(torch.Tensor.data_ptr, now)) != addresses
-        if moved or _versions(now) != versions or not all(torch.equal(tensor, was) for tensor, was in statistics):
+        if moved or _versions(now) != versions or not all(_is_still(tensor, was) for tensor, was in statistics):
             return "weights from which it was computed have changed: optimize the model again"
         if (self._integer or self._narrow) and torch.is_autocast_enabled("cpu"):
             return "autocast is on, and layers that run on int8 or bfloat16 weights know no other dtype"
@@ -244,15 +247,24 @@ def _tensor(module: nn.Module, name: str) -> torch.Tensor:
     return value
 
 
+def _is_still(tensor: torch.Tensor, was: torch.Tensor) -> bool:
+    """Return whether a tensor has the values that it had; NaN stays NaN."""
+    return torch.equal(tensor, was) or torch.allclose(tensor, was, rtol=0.0, atol=0.0, equal_nan=True)
+
+
 def _mark(module: nn.Module, name: str) -> Mark:
     tensor = _tensor(module, name)
-    return Mark.of(tensor, statistic=_may_be_statistic(_location(module, name)[0], tensor))
+    path = name.rpartition(".")[0]
+    return Mark.of(tensor, statistic=_may_be_statistic(submodule(module, path) if path else module, tensor))
 
 
-def _may_be_statistic(table: Mapping[str, Any], tensor: torch.Tensor) -> bool:
-    """Return whether a tensor in a table of a module's may be updated by `batch_norm`, without a counter beside it."""
+def _may_be_statistic(owner: nn.Module, tensor: torch.Tensor) -> bool:
+    """Return whether a tensor of a module may be updated by `batch_norm`, and no norm of torch's counts the updates."""
     is_vector = tensor.dim() == 1 and tensor.is_floating_point() and tensor.device.type == "cpu"
-    return is_vector and not isinstance(tensor, nn.Parameter) and not isinstance(table.get(COUNTER), torch.Tensor)
+    if not is_vector or isinstance(tensor, nn.Parameter):
+        return False
+    counts = isinstance(owner._buffers.get(COUNTER), torch.Tensor)
+    return not (counts and getattr(type(owner), "forward", None) in _COUNTING)
 
 
 def marks_of(module: nn.Module) -> dict[str, Mark]:
@@ -263,7 +275,7 @@ def marks_of(module: nn.Module) -> dict[str, Mark]:
             held = {f"{path}.{name}".lstrip("."): value for name, value in table.items()}
             tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
             marks |= {
-                name: Mark.of(value, statistic=_may_be_statistic(table, value))
+                name: Mark.of(value, statistic=_may_be_statistic(each, value))
                 for name, value in tensors.items()
                 if value.layout is torch.strided
             }

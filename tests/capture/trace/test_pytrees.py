@@ -30,18 +30,34 @@ def maps_its_own(x: torch.Tensor) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda each: each * 2, {"a": [x, 1], "b": x + 1})
 
 
+def maps_numbers(x: torch.Tensor) -> Any:
+    numbers = (x.shape[0], x.size(1) * 2, x.dim(), x.sum().item(), x.dtype)
+    return pytree.tree_map(lambda each: each, [numbers, x])
+
+
 def fetches_all(x: torch.Tensor) -> Any:
     return pytree.tree_map(lambda each: each.to_here(), {"a": remote("ps0", servers.double, args=(x,))})
 
 
 @pytest.mark.parametrize(
-    "forward", [maps_a_declared_result, counts_a_declared_results_leaves, maps_its_own, fetches_all]
+    "forward", [maps_a_declared_result, counts_a_declared_results_leaves, maps_its_own, maps_numbers, fetches_all]
 )
 def test_it_takes_values_apart_as_in_a_run(forward: Callable[[torch.Tensor], Any]) -> None:
     captured = same(forward, X)
     for form in (captured, fxlib.optimize(captured)):
         assert pytree.tree_structure(form(X)) == pytree.tree_structure(forward(X))
         assert_same(form(X), forward(X))
+
+
+@pytest.mark.parametrize("put", [lambda x: (x, x * 2), lambda x: rpc_sync("ps0", servers.pair, args=(x,))])
+def test_an_element_that_the_forward_has_exchanged_may_be_a_container(put: Callable[[torch.Tensor], Any]) -> None:
+    def forward(x: torch.Tensor) -> Any:
+        found = rpc_sync("ps0", servers.several, args=(x,))
+        found[1][0] = put(x)
+        return pytree.tree_map(lambda each: each * 3, found[1])
+
+    with pytest.raises(CaptureError, match="only a run knows"):
+        fxlib.capture(forward)
 
 
 @pytest.mark.parametrize("asks", [lambda it: pytree.tree_map(lambda each: each * 2, it), pytree.tree_leaves])

@@ -98,8 +98,16 @@ class OwnNorm(nn.Module):
         return (x - self.mean) * (self.weight * torch.rsqrt(self.var + 1e-5))
 
 
-def test_statistics_without_a_counter_beside_them_are_changes_too() -> None:
-    model = OwnNorm().eval()
+class Uncounted(nn.BatchNorm1d):
+    """Has the counter of its base class, and does not count."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(x, self.running_mean, self.running_var, training=self.training)
+
+
+@pytest.mark.parametrize("make", [OwnNorm, lambda: nn.Sequential(nn.Linear(4, 4), Uncounted(4))])
+def test_statistics_that_no_norm_of_torchs_counts_are_changes_too(make: Callable[[], nn.Module]) -> None:
+    model = make().eval()
     with torch.no_grad():
         fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
         x = torch.randn(8, 4) + 3
@@ -111,6 +119,26 @@ def test_statistics_without_a_counter_beside_them_are_changes_too() -> None:
         with pytest.warns(FxlibWarning, match="optimize the model again"):
             assert torch.equal(fast(x), model(x))
         assert not torch.allclose(fast(x), before)
+
+
+class WithNan(nn.Module):
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([1.0, float("nan"), 1.0, 1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.nan_to_num(self.scale) * 2)
+
+
+def test_nan_that_stays_is_no_change() -> None:
+    model = WithNan().eval()
+    with torch.no_grad():
+        fast = fxlib.optimize(fxlib.capture(model), recipe="inference")
+        assert "folded" in str(fast.graph)
+        assert torch.equal(fast(torch.ones(2, 4)), model(torch.ones(2, 4)))
+        assert not fxlib.usage(fast).original
 
 
 def test_where_gradients_are_recorded_the_original_gives_them(model: nn.Module) -> None:

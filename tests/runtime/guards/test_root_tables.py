@@ -56,8 +56,6 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "a new buffer": lambda m: m.register_buffer("steps", torch.ones(1)),
     "a new buffer that is not saved": lambda m: m.register_buffer("steps", torch.ones(1), persistent=False),
     "a new parameter": lambda m: m.register_parameter("scale", nn.Parameter(torch.ones(1))),
-    "a parameter registered anew": lambda m: m.register_parameter("w", nn.Parameter(m.w.detach() * 2)),
-    "a parameter without a value": lambda m: m.register_parameter("w", None),
     "a method bound by hand": lambda m: setattr(m, "helper", types.MethodType(times, m)),
     "no method": lambda m: setattr(m, "helper", None),
     "pruned": lambda m: prune.l1_unstructured(m, "w", 0.5),
@@ -106,6 +104,26 @@ def test_what_a_graph_needs_is_not_given_to_the_model() -> None:
     assert list(model._modules) == ["0", "1", "2"]
     assert not model._buffers
     assert fast._buffers
+
+
+def test_a_tensor_that_stands_in_for_a_parameter_for_a_while_is_not_given_to_the_model() -> None:
+    model = Model()
+    ours = fxlib.capture(model)
+    weights = {name: value.detach() * 2 for name, value in ours.named_parameters()}
+    torch.func.functional_call(ours, weights, (X,))
+    torch.func.grad(lambda given: torch.func.functional_call(ours, given, (X,)).sum())(weights)
+    torch.export.export(nn.Sequential(ours), (X,))
+    assert all(type(each) is nn.Parameter for each in model.parameters())
+    assert torch.equal(ours(X), model(X))
+
+
+def test_what_is_deleted_of_the_model_is_gone_from_the_captured_module() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    ours: Any = fxlib.capture(model)
+    del ours[1]
+    assert list(ours.state_dict()) == list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    del model[1]
+    assert list(ours.state_dict()) == ["0.weight", "0.bias"]
 
 
 @pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning")
