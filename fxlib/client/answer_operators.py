@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -237,6 +237,19 @@ def callee(node: Node, body: GraphModule) -> nn.Module:
 
 def _nodes(module: GraphModule) -> Iterator[tuple[GraphModule, Node]]:
     return ((body, node) for _, body in graph_modules(module) for node in body.graph.nodes)
+
+
+def form_of(value: Any) -> Hashable:
+    """Return the form of an argument; of two with the same form, each is of the form of the other (`is_of_form`)."""
+    if isinstance(value, Node):
+        return Node
+    if isinstance(value, (tuple, list)):
+        return (tuple, *map(form_of, value))
+    if isinstance(value, Mapping):
+        return (dict, *value, *map(form_of, value.values()))
+    if isinstance(value, slice):
+        return (slice, form_of(value.start), form_of(value.stop), form_of(value.step))
+    return type(value), repr(value)
 
 
 def is_of_form(value: Any, other: Any) -> bool:

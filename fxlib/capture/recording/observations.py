@@ -73,6 +73,8 @@ _OF_CLASSES = frozenset({"__name__", "__qualname__"})
 _OF_METHODS = frozenset({"__func__", "__self__", "__class__"})
 """Attributes of a bound method itself; all others are its function's."""
 _NAMED = (type, FunctionType, MethodType)
+_AT_ONCE = frozenset({*VALUES, ModuleType, nn.Module})
+"""Classes whose values lead to nothing that a comparison reads."""
 _NEVER_PATCHED = sys.stdlib_module_names | {"torch", "numpy", "fxlib"}
 
 
@@ -298,8 +300,11 @@ class Observations:
             self.item(container, key)
         elif not is_a(container, VALUES):
             self._looked_into(container, "__contains__", "__iter__", "__getitem__")
-            for each in elements(container):
-                self._compared(each)
+            held = list(elements(container))  # often there are many, of a few classes that compare by no state
+            stateful = {kind for kind in set(map(type, held)) if not _compares_at_once(kind)}
+            for each in held:
+                if type(each) in stateful:
+                    self._compared(each)
         self._compared(key)
 
     def _compared(self, value: Any) -> None:
@@ -592,3 +597,7 @@ def _observed_scope() -> dict[str, Any]:
     while frame is not None and not is_instrumented(frame.f_code):
         frame = frame.f_back
     return {} if frame is None else frame.f_globals
+
+
+def _compares_at_once(kind: type) -> bool:
+    return kind in STATELESS or not _AT_ONCE.isdisjoint(kind.__mro__)

@@ -292,6 +292,9 @@ class RemoteTracer(Tracer):
             self.recorder.handed_on(a)
         if isinstance(a, dict) and type(a) not in (dict, immutable_dict):
             return self._dict_of_a_class(a)
+        if isinstance(a, torch.Tensor):
+            with self.recorder.unobserved():  # torch.fx searches all parameters and buffers for it
+                return super().create_arg(a)
         return super().create_arg(a)
 
     def _dict_of_a_class(self, given: dict[Any, Any]) -> Node:
@@ -349,8 +352,9 @@ class RemoteTracer(Tracer):
     def _tensor_attribute(self, value: torch.Tensor, cache: dict[str, Proxy]) -> Any:
         # torch.fx itself would search all parameters at each access.
         if self._names is None:
-            self._names = {id(buffer): name for name, buffer in self.root.named_buffers()}
-            self._names |= {id(parameter): name for name, parameter in self.root.named_parameters()}
+            with self.recorder.unobserved():
+                self._names = {id(buffer): name for name, buffer in self.root.named_buffers()}
+                self._names |= {id(parameter): name for name, parameter in self.root.named_parameters()}
         name = self._names.get(id(value))
         if name is None or not (isinstance(value, nn.Parameter) or self.proxy_buffer_attributes):
             return value

@@ -85,6 +85,7 @@ labels = sa.Table(
     sa.Column("key", sa.String(256), primary_key=True),
     sa.Column("value", sa.String(256), primary_key=True),
     sa.Column("job_id", sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Index("labels_by_job", "job_id"),  # to delete a job
 )
 
 payloads = sa.Table(

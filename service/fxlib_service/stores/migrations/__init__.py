@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from fxlib.errors import FxlibError
 from fxlib_service.stores import schema
 
-HEAD: Final = "0007"
+HEAD: Final = "0008"
 """The last step, which is the version of the tables in `schema`."""
 
 _FOLDER: Final = Path(__file__).parent
