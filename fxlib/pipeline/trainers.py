@@ -45,6 +45,7 @@ class Trainers:
         self._names: set[str] | None = None
         """The names of its workers besides this process; None before they were looked at."""
         self._were_several = True
+        """Whether there were several trainers when this was last asked; nobody has joined before the first time."""
         self._has_warned = False
 
     def loop_began(self, stated: int | None) -> None:
@@ -80,6 +81,11 @@ class Trainers:
             )
             self._has_warned = True
 
+    def have_joined(self) -> bool:
+        """Return whether trainers were found since this was last asked, where there were none before."""
+        before, self._were_several = self._were_several, self._agent is None and self.are_several
+        return self._were_several and not before
+
     def _other_workers(self) -> list[str]:
         if not rpc.api._is_current_rpc_agent_set():
             return []
@@ -90,11 +96,6 @@ class Trainers:
             if names != self._names:
                 self._names, self._others = names, sorted(names - servers_of(self._module))
         return self._others
-
-    def have_joined(self) -> bool:
-        """Return whether trainers were found since this was last asked, where there were none before."""
-        before, self._were_several = self._were_several, self._agent is None and self.are_several
-        return self._were_several and not before
 
 
 def _in_group() -> bool:

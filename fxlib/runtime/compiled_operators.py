@@ -68,7 +68,7 @@ _OF_BOTH: Final[Mapping[str, _Rule]] = {
     "floor_divide": _QUOTIENT,
     "remainder": _QUOTIENT,
     "scatter_reduce": _WITHOUT_SELF,
-    "div": (_floors_figures, "takes it from a rounded quotient"),
+    "div": (_floors_figures, _QUOTIENT[1]),
 }
 _CORRECTION: Final[_Rule] = (lambda given: given.get("correction") not in (None, 0, 1), "takes any correction for 1")
 _CEILING: Final[_Rule] = (_pads_and_counts, "divides by other counts at the edge")

@@ -151,18 +151,15 @@ async def test_a_worker_that_waits_elsewhere_learns_that_an_equal_job_has_ended(
 
 
 def test_a_service_that_is_frozen_in_a_transaction_does_not_stop_the_others(
-    stores: tuple[PostgresJobStore, PostgresJobStore], monkeypatch: pytest.MonkeyPatch
+    stores: tuple[PostgresJobStore, PostgresJobStore],
 ) -> None:
     frozen, other = stores
     with frozen._write.connect() as db:
-        limits = [
-            db.execute(sa.text(f"SHOW {each}")).scalar()
-            for each in ("idle_in_transaction_session_timeout", "lock_timeout")
-        ]
-        assert limits == ["10s", "10s"]
+        for each in ("idle_in_transaction_session_timeout", "lock_timeout"):
+            assert db.execute(sa.text(f"SHOW {each}")).scalar() == "10s"
         db.execute(sa.text("SET idle_in_transaction_session_timeout = '0.5s'"))
         frozen._alone(db, "claims")
-        job = add(other)  # in another namespace's lock
+        job = add(other)  # which takes another lock
         assert other.claim(job.id, lambda known: decide(known, claimed(), 1.0), lease_s=30.0) is not None
         db.invalidate()
 

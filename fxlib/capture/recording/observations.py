@@ -301,7 +301,8 @@ class Observations:
         elif not is_a(container, VALUES):
             self._looked_into(container, "__contains__", "__iter__", "__getitem__")
             held = list(elements(container))  # often there are many, of a few classes that compare by no state
-            stateful = {kind for kind in set(map(type, held)) if not _compares_at_once(kind)}
+            kinds = set(map(type, held)) - STATELESS
+            stateful = {kind for kind in kinds if _AT_ONCE.isdisjoint(kind.__mro__)}
             for each in held:
                 if type(each) in stateful:
                     self._compared(each)
@@ -597,7 +598,3 @@ def _observed_scope() -> dict[str, Any]:
     while frame is not None and not is_instrumented(frame.f_code):
         frame = frame.f_back
     return {} if frame is None else frame.f_globals
-
-
-def _compares_at_once(kind: type) -> bool:
-    return kind in STATELESS or not _AT_ONCE.isdisjoint(kind.__mro__)

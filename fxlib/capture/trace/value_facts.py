@@ -33,6 +33,7 @@ _CASTS = frozenset(
 )
 _NUMBERS = frozenset({"item", "dim", "ndimension", "numel", "nelement", "element_size"})
 _SHAPES = frozenset({"size", "stride"})
+_PLAIN_METADATA = frozenset({"dtype", "device", "ndim", "layout", "requires_grad", "itemsize", "nbytes"})
 _ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 _ARITHMETIC = frozenset(
     {"abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "inv", "invert", "le", "lt", "matmul", "mod"}
@@ -78,7 +79,7 @@ def is_number(node: Node) -> bool:
     if node.op != "call_function":
         return False
     if node.target is getattr:
-        return node.args[1] in _NUMBERS | {"dtype", "device", "ndim", "layout", "requires_grad", "itemsize", "nbytes"}
+        return node.args[1] in _PLAIN_METADATA
     if node.target is operator.getitem:
         shape, index = node.args
         of_shape = isinstance(shape, Node) and (

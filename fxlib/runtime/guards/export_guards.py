@@ -155,10 +155,10 @@ class GuardedCodeGen(_PyTreeCodeGen):
             return f"{len(args)} positional arguments were given, and {positional} at capture"
         if given.keys() != set(names):
             return f"the arguments {_listed(given)} were given, and {_listed(names)} at capture"
-        if (ordered := self.guards.ordered) and (order := [name for name in kwargs if name in ordered]) != list(
-            ordered
-        ):
-            return f"the arguments {_listed(order)} were given in this order, and as {_listed(ordered)} at capture"
+        if ordered := self.guards.ordered:
+            order = tuple(name for name in kwargs if name in ordered)
+            if order != ordered:
+                return f"the arguments {_listed(order)} were given in this order, and as {_listed(ordered)} at capture"
         by_position = tuple(given[name] for name in names[:positional])
         return by_position, {name: given[name] for name in names[positional:]}
 
