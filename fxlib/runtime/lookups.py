@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ _ARGUMENTS: Final[Mapping[Callable[..., Any] | str, Sequence[str]]] = {
     functional.embedding: ("input", "weight", "padding_idx", "max_norm"),
 }
 """The first arguments of the functions that look rows up; with a `max_norm` they write to the table."""
+_FEW: Final = 64
+"""The number of ids up to which Python compares them sooner than an operator of torch does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +68,10 @@ def are_rows(ids: Any, rows: int) -> bool:
         return False
     if not ids.numel() or ids.device.type != "cpu":
         return True
+    if ids.numel() <= _FEW:  # an operator would take longer to reach
+        found = [ids.tolist()]
+        while isinstance(found[0], list):
+            found = list(chain.from_iterable(found))
+        return all(0 <= each < rows for each in found)
     least, most = torch.aminmax(ids)
     return int(least) >= 0 and int(most) < rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter, is_
 from typing import Any
@@ -60,9 +61,10 @@ def _version(tensor: torch.Tensor) -> int:
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return the versions of many tensors without a Python step for each, since each forward asks for them."""
-    if len(_fused) or any(map(torch.Tensor.is_inference, tensors)):
-        return list(map(_version, tensors))
-    return list(map(_counted, tensors))
+    if not _fused:
+        with suppress(RuntimeError):  # one of them is an inference tensor, of which torch counts no writes
+            return list(map(_counted, tensors))
+    return list(map(_version, tensors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Mark:
     @classmethod
     def of(cls, tensor: torch.Tensor, *, statistic: bool = False) -> Mark:
         """Return the mark of a tensor as it is now; `statistic` says whether its values have to be kept."""
-        values = tensor.detach().clone() if statistic else None
+        values = tensor.detach().clone() if statistic and tensor.numel() else None
         return cls(tensor, _version(tensor), tensor.data_ptr(), StorageWeakRef(tensor.untyped_storage()), values)
 
     def copied(self, memo: dict[int, Any]) -> Mark:

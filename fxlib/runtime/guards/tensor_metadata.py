@@ -13,7 +13,7 @@ same names must share parameters as at capture.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partialmethod
 from operator import attrgetter
@@ -22,12 +22,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._dynamo.guards import TensorGuards
 from torch.nn.parameter import is_lazy
 
 from fxlib.runtime.submodules import local_modules
 
 METADATA = ("dtype", "device", "shape")
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, NoneType, bool, int, float, str})
+_PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter})
+_is_nested: Callable[[torch.Tensor], bool] = attrgetter("is_nested")
 _METHODS = (FunctionType, classmethod, staticmethod, property, partialmethod)
 _HARMLESS = frozenset({"__new__", "__init__", "__repr__", "__str__", "__reduce_ex__", "__deepcopy__"})
 """Methods that no operation of a forward calls."""
@@ -53,7 +56,8 @@ class TensorMetadata:
             for each in parts.values()
         ]
         self._slots: tuple[list[dict[str, Any]], list[str]] | None = None
-        self._known = self._metadata_of(self._tensors())
+        tensors = self._tensors()
+        self._known, self._unchanged = self._metadata_of(tensors), _check_of(tensors)
 
     @property
     def reads(self) -> bool:
@@ -74,10 +78,13 @@ class TensorMetadata:
     def changed(self) -> str:
         """Return which tensor has other metadata now, in words; empty if none does."""
         tensors = self._tensors()
+        if self._unchanged is not None and _are_plain(tensors) and self._unchanged(*tensors):
+            return ""
         if foreign := foreign_class(tensors):
             return foreign
         now = self._metadata_of(tensors)
         if now == self._known:
+            self._unchanged = _check_of(tensors)
             return ""
         named = zip(self._paths, self._names, strict=True)
         names = [f"{path}.{name}".lstrip(".") for path, each in named for _, name in each]
@@ -104,6 +111,26 @@ class TensorMetadata:
         except AttributeError:  # a tensor is None now
             metadata = [self._read(each) if isinstance(each, torch.Tensor) else None for each in tensors]
         return [metadata, _strides_of(tensors)] if self._strides else [metadata]
+
+
+def _check_of(tensors: Sequence[Any]) -> Callable[..., bool] | None:
+    """Return a function in C++ that tells whether tensors are as these are now; None if it cannot tell.
+
+    It asks for more than is compared here: modes such as autocast, and `requires_grad`. So a "no" says nothing.
+    """
+    if not _are_plain(tensors):
+        return None
+    try:
+        sizes, strides = ([list(read(each)) for each in tensors] for read in (torch.Tensor.size, torch.Tensor.stride))
+        made: Any = TensorGuards  # its stub has lists where it takes lists of lists
+        return made(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    except RuntimeError:  # one is sparse
+        return None
+
+
+def _are_plain(tensors: Sequence[Any]) -> bool:
+    """Return whether torch's function can compare these; on a nested one, it ends the process."""
+    return _PLAIN_TENSORS.issuperset(map(type, tensors)) and not any(map(_is_nested, tensors))
 
 
 def foreign_class(values: Iterable[Any]) -> str:
