@@ -66,6 +66,8 @@ class Fact:
     """A function that asks a cache written in C for an answer that it has; entries of such a cache show no values."""
     signs: tuple[torch.Tensor, torch.Tensor | None] | None = None
     """The elements that were found in a tensor and, if zeros are among them, their signs; None until they are asked."""
+    varies: bool = False
+    """Whether an equal object has been in the value's place since."""
 
     def now(self) -> Any:
         """Return the value that is there now."""

@@ -445,12 +445,12 @@ class Conditions:
             now = watched.entries.now(index)
             if now is fact.value or (now is Mark.ABSENT and fact.value is None):
                 continue
-            if type(now) is not type(fact.value) or not isinstance(now, _SCALARS) or now != fact.value:
+            if not same(now, fact.value):
                 if fact.name == "training":
                     owner = type(fact.owner).__name__
                     return f"the training flag of {owner} is {now}, and was {fact.value} at capture"
                 return f"{fact} is not what it was at capture"
-            watched.entries.hold_to(index, now)  # the value is equal, and compared by identity from now on
+            watched.entries.let_vary(index, same)
         return ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from itertools import chain, repeat
 from operator import is_
@@ -44,6 +44,8 @@ class DictEntries:
 
     def __init__(self) -> None:
         self._entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._varying: dict[int, Callable[[Any, Any], bool]] = {}
+        """By its number, what compares an entry that other objects may hold."""
         self._orders: list[tuple[dict[Any, Any], Sequence[Any]]] = []
         self._changes: dict[int, int] = {}
         """The number of checks at which a dict had another version, by the dict's id."""
@@ -68,9 +70,9 @@ class DictEntries:
         table, key, _ = self._entries[index]
         return dict.get(table, key, _ABSENT)
 
-    def hold_to(self, index: int, value: Any) -> None:
-        """Hold an entry to another value from now on."""
-        self._entries[index] = (*self._entries[index][:2], value)
+    def let_vary(self, index: int, equal: Callable[[Any, Any], bool]) -> None:
+        """Let an entry hold, from now on, any object that is equal to its value: a loop sets it again and again."""
+        self._varying[index] = equal
         self._layout = _UNMADE
 
     def holds(self) -> bool:
@@ -109,29 +111,24 @@ class DictEntries:
         tables = {id(table): table for table, _, _ in self._entries} | {id(table): table for table, _ in self._orders}
         restless = {each for each in tables if self._changes.get(each, 0) >= CHANGES_TO_RESTLESS}
         steady = [table for each, table in tables.items() if each not in restless]
-        every = _Comparison(self._entries, self._orders, tables.keys())
-        return steady, None, _Comparison(self._entries, self._orders, restless) if restless else None, every
+        every = _Comparison(self, tables.keys())
+        return steady, None, _Comparison(self, restless) if restless else None, every
 
 
 class _Comparison:
     """Entries of some dicts, laid out so that a few passes in C compare them.
 
     Args:
-        entries: dict, key and value of each entry of any dict.
-        orders: dicts and their keys.
+        held: the entries of all dicts, and the order of their keys.
         ids: the ids of the dicts whose entries are compared.
     """
 
-    def __init__(
-        self,
-        entries: Iterable[tuple[dict[Any, Any], Any, Any]],
-        orders: Iterable[tuple[dict[Any, Any], Sequence[Any]]],
-        ids: Collection[int],
-    ) -> None:
-        own = [each for each in entries if id(each[0]) in ids]
-        plain = [each for each in own if each[2] is not Mark.TENSOR]
-        tensors = [each for each in own if each[2] is Mark.TENSOR]
-        ordered = [each for each in orders if id(each[0]) in ids]
+    def __init__(self, held: DictEntries, ids: Collection[int]) -> None:
+        own = {index: each for index, each in enumerate(held._entries) if id(each[0]) in ids}
+        self._varying = [(equal, *own.pop(index)) for index, equal in held._varying.items() if index in own]
+        plain = [each for each in own.values() if each[2] is not Mark.TENSOR]
+        tensors = [each for each in own.values() if each[2] is Mark.TENSOR]
+        ordered = [each for each in held._orders if id(each[0]) in ids]
         self._tables, self._keys, self._values = [[each[place] for each in plain] for place in range(3)]
         self._of_tensors, self._tensors = [[each[place] for each in tensors] for place in range(2)]
         self._ordered = [table for table, _ in ordered]
@@ -143,6 +140,7 @@ class _Comparison:
         return (
             all(map(is_, map(dict.get, self._tables, self._keys, repeat(_ABSENT)), self._values))
             and all(map(isinstance, map(dict.get, self._of_tensors, self._tensors), repeat(torch.Tensor)))
+            and all(equal(dict.get(table, key, _ABSENT), value) for equal, table, key, value in self._varying)
             and list(map(len, self._ordered)) == self._sizes
             and all(map(is_, chain.from_iterable(self._ordered), self._order))
         )

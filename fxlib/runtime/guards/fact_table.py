@@ -27,6 +27,7 @@ from fxlib.runtime.guards.capture_facts import (
     Kind,
     attributes_of,
     change_of,
+    same,
 )
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark, table_of_class
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
@@ -189,6 +190,8 @@ class _Columns:
         else:
             table = attributes_of(fact.owner)
         self._entries.add(table, fact.key, fact.value)
+        if fact.varies:
+            self._entries.let_vary(len(self._entries) - 1, same)
 
 
 def _is_own(owner: Any, name: Any) -> bool:
@@ -286,7 +289,10 @@ class Facts:
                 return f"{fact} is not what it was at capture"
             is_full = fact.kind is Kind.CONTENTS and not (isinstance(fact.owner, dict) and _has_tensors(fact.value))
             if is_full or (fact.kind in REBOUND and fact.value is not Mark.TENSOR):
-                fact.value = fact.now()  # the value is equal, and compared by identity from now on
+                now = fact.now()
+                is_entry = fact.kind in (Kind.ATTRIBUTE, Kind.ITEM)
+                fact.varies = fact.varies or (is_entry and now is not fact.value)
+                fact.value = now
         self._columns = None
         return ""
 

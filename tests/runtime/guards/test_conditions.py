@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from unittest.mock import Mock
 
 import pytest
@@ -134,6 +134,34 @@ def test_a_copy_is_compared_with_its_capture_as_fast_as_the_module_that_was_copi
     for _ in range(3):
         assert graph_runs(copied, X)
     assert made.call_count == 1
+
+
+def test_facts_are_laid_out_once_for_a_loop_that_sets_equal_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithOptions(Model):
+        options: ClassVar = {"power": 1.5}
+
+        def scaled(self) -> float:
+            return self.options["power"]
+
+    model, made = WithOptions(), Mock(wraps=fact_table._Columns)
+    module = captured(model)
+    assert graph_runs(module, X)
+    monkeypatch.setattr(fact_table, "_Columns", made)
+    for _ in range(5):
+        model.options["power"] = float("1.5")
+        assert graph_runs(module, X)
+    assert made.call_count <= 1
+    model.options["power"] = 2.5
+    assert not graph_runs(module, X)
+
+
+def test_a_zero_of_the_other_sign_is_another_one() -> None:
+    model = Model()
+    model.scale = 0.0
+    module = captured(model)
+    assert graph_runs(module, X)
+    model.scale = -0.0
+    assert not graph_runs(module, X)
 
 
 @pytest.mark.parametrize("arguments, fits", [((X, X), True), ((X,), False), ((X, None), False)])

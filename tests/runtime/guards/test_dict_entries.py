@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fxlib.runtime.guards import dict_entries
+from fxlib.runtime.guards.capture_facts import same
 from fxlib.runtime.guards.dict_entries import CHANGES_TO_RESTLESS, DictEntries, Mark
 
 VALUE: Any = [1.0]
@@ -75,15 +76,17 @@ def test_what_was_absent_has_to_stay_so_and_a_look_leaves_nothing_behind(kind: C
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_an_entry_can_be_held_to_another_object(phase: str) -> None:
-    table, entries, other = {"name": VALUE}, DictEntries(), object()
-    entries.add(table, "name", VALUE)
+def test_an_entry_that_may_vary_holds_any_equal_object(phase: str) -> None:
+    table, entries = {"name": 1.5}, DictEntries()
+    entries.add(table, "name", 1.5)
     held(entries, phase, table)
-    table["name"] = other
-    assert entries.now(0) is other
-    entries.hold_to(0, other)
-    held(entries, phase, table)
-    table["name"] = VALUE
+    entries.let_vary(0, same)
+    for _ in range(CHANGES_TO_RESTLESS + 1):
+        table["name"] = float("1.5")
+        assert entries.holds()
+    table["name"] = 2.5
+    assert not entries.holds()
+    del table["name"]
     assert not entries.holds()
 
 
