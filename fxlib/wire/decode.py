@@ -300,6 +300,8 @@ def _set_graph(module: GraphModule, graph: Graph, where: str) -> None:
         raise WireError(f"torch.fx cannot generate code for the graph: {error}", where=where) from None
     forward = inspect.unwrap(type(module).forward)
     used = {*forward.__globals__, "torch"} - ({"device"} if "device(type=" not in module.code else set())
-    for name in (str(node.target).lstrip("*") for node in graph.nodes if node.op == "placeholder"):
-        if name in used:
+    taken = [str(node.target).lstrip("*") for node in graph.nodes if node.op == "placeholder"]
+    nested = getattr(graph._codegen, "pytree_info", None)
+    for name in (*taken, *(nested.orig_args if nested is not None else ())):
+        if name in used or name == "self":
             raise WireError(f"argument {name!r} hides what the generated code calls", where=where, hint="Rename it.")

@@ -57,6 +57,8 @@ def check_node_name(text: str) -> None:
     """Raise Fault unless torch.fx would keep the text as the name of a node."""
     if not (text.isascii() and text.isidentifier()) or iskeyword(text) or is_dunder(text):
         raise Fault(f"name {text[:80]!r} is not an identifier")
+    if text == "self":
+        raise Fault("name 'self' would hide the module itself", "Rename it.")
 
 
 def check_atom(text: str, what: str) -> None:

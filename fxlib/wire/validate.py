@@ -294,6 +294,8 @@ class _BodyChecker:
             except Fault as fault:
                 where = f"node {node.name[:80]!r} ({index})"
                 raise fault.at(f"{where}, {self._field}" if self._field else where) from None
+        if not self._body.nodes or self._body.nodes[-1].op != pb.OPCODE_OUTPUT:
+            raise Fault("its last node is not its output").at("graph")
 
     def _check_node(self, index: int, node: pb.Node) -> None:
         self._field = ""

@@ -6,6 +6,7 @@ from torch import nn
 
 import fxlib
 from fxlib import wire
+from fxlib.errors import WireError
 from fxlib.runtime.ops import remote_call
 from fxlib.v1 import graph_pb2 as pb
 from tests.wire.spoiled import Edit, node_of, refusal, target_of, whole
@@ -22,6 +23,7 @@ def test_the_graph_that_these_tests_spoil_is_a_good_one() -> None:
 CODE_IN_NAMES: dict[str, tuple[Edit, str]] = {
     "a node": (lambda graph, node: setattr(node, "name", CODE), "is not an identifier"),
     "a keyword": (lambda graph, node: setattr(node.kwargs[0], "name", "a=1, b"), "keyword 'a=1, b'"),
+    "the module itself": (lambda graph, node: setattr(node, "name", "self"), "would hide the module itself"),
     "Python's keyword": (lambda graph, node: setattr(node, "name", "lambda"), "is not an identifier"),
     "a dunder": (lambda graph, node: setattr(node, "name", "__debug__"), "is not an identifier"),
     "a newline": (lambda graph, node: setattr(node, "name", "x\nimport os"), "is not an identifier"),
@@ -51,6 +53,12 @@ def test_code_in_a_name_is_refused(place: str) -> None:
     graph = whole()
     edit(graph, node_of(graph, pb.OPCODE_CALL_FUNCTION))
     assert reason in str(refusal(graph))
+
+
+def test_an_argument_by_the_name_of_the_module_itself_turns_no_path_into_a_walk_over_a_value() -> None:
+    graph = whole()
+    node_of(graph, pb.OPCODE_PLACEHOLDER).name = "self"
+    assert refusal(graph).where == "node 'self' (0)"
 
 
 @pytest.mark.parametrize("name", [CODE, "x=exec('1')", "*", "***x", "self", "x: int", "x, y", "", "__x__", "if"])
@@ -167,6 +175,16 @@ def test_guards_order_arguments_that_are_there() -> None:
     graph = wire.encode(fxlib.capture(Keyword(), sample_inputs=samples, how="export")).graph
     graph.modules[-1].graph.pytree.guards.ordered.append("more")
     assert "the order of arguments that are not there" in str(refusal(graph))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pytree", "fx_pytree", "self"])
+def test_an_argument_of_a_pytree_hides_nothing_that_generated_code_calls(name: str) -> None:
+    exported = torch.export.export(Keyword(), (torch.ones(2),), {"bias": torch.ones(2)}, strict=False)
+    graph = wire.encode(exported.module(check_guards=False)).graph
+    graph.modules[-1].graph.pytree.arguments[0] = name
+    with pytest.raises(WireError, match="hides what the generated code calls"):
+        wire.decode(graph)
 
 
 class Keyword(nn.Module):

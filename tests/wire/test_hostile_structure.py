@@ -21,6 +21,7 @@ STRUCTURE: dict[str, tuple[Edit, str]] = {
     "future opcode": (lambda graph, node: setattr(node, "op", 17), "does not go with opcode 17"),
     "other opcode": (lambda graph, node: setattr(node, "op", pb.OPCODE_CALL_METHOD), "does not go with opcode"),
     "second output": (lambda graph, node: graph.modules[-1].graph.nodes.add(op=6, name="o", target=6), ""),
+    "no output": (lambda graph, node: (graph.modules[-1].graph.nodes.pop(), graph.targets.pop()), "last node is not"),
     "keyword twice": (lambda graph, node: node.kwargs.add(name="alpha").value.SetInParent(), "have one name"),
     "list as key": (lambda graph, node: node.args.add().dict.items.add().key.list.SetInParent(), "cannot be the key"),
     "tensor as argument": (lambda graph, node: setattr(node.args.add(), "tensor", 0), "may not stand here"),
