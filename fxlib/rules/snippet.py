@@ -18,6 +18,7 @@ from fxlib.analysis.operators.arguments import nodes_in, operator_of
 from fxlib.analysis.operators.canonical import as_function, form_of
 from fxlib.capture.intercept import Interception, is_capturing, one_at_a_time
 from fxlib.errors import PassError
+from fxlib.utils.generated_code import target_of
 
 MAX_SNIPPET_NODES = 256
 """Maximum number of nodes in one snippet; patterns are searched for at every node of a program."""
@@ -80,12 +81,12 @@ class SnippetTracer(Tracer):
             yield
 
     @override
-    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+    def create_node(self, kind: str, target: Any, args: Any, *rest: Any, **options: Any) -> Node:
         if not torch.is_grad_enabled():
             raise PassError("turns gradients off for a part of its work, which no snippet holds", hint=_DETACH)
         if _autocast_blocks() != self._blocks:
             raise PassError("enters autocast for a part of its work, which no snippet holds", hint=_CAST)
-        return super().create_node(*args, **kwargs)
+        return super().create_node(kind, target_of(target, args), args, *rest, **options)
 
 
 _DETACH = "Use detach() for what has no gradient."

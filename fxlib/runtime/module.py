@@ -146,6 +146,9 @@ class CapturedModule(MirroredModule):
         except SyntaxError as error:
             problem = f"a name in it cannot stand in code: {(error.text or '').strip()!r}"
             raise CaptureError(problem, where=type(self).__name__, hint="Rename the module.") from error
+        if any(node.name == "self" for node in self.graph.nodes):
+            problem = "the value 'self' hides the module itself from the generated code"
+            raise CaptureError(problem, where=type(self).__name__, hint="Rename the module or function 'self'.")
         if hidden := _shadowed(self.graph, self._code):
             problem = f"the argument {hidden!r} hides what the generated code calls by its name"
             raise CaptureError(problem, where=type(self).__name__, hint="Rename the argument.")

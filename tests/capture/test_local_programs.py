@@ -30,6 +30,11 @@ def writes_to_its_input(x: torch.Tensor) -> Any:
     return x @ x.T
 
 
+def powers_of_negative_numbers(x: torch.Tensor) -> Any:
+    number = torch.tensor(2)
+    return x + (-1) ** number + (-2.0) ** number + (-1) ** x.sign() * 3 + (-0.0) ** number
+
+
 def writes_through_a_view(x: torch.Tensor) -> Any:
     view = x.view(-1)
     view[2:5] -= 1

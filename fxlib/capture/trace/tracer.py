@@ -39,6 +39,7 @@ from fxlib.runtime.guards.capture_facts import Change
 from fxlib.runtime.ops import operators
 from fxlib.runtime.submodules import local_modules
 from fxlib.runtime.tracking import result_structure
+from fxlib.utils.generated_code import target_of
 from fxlib.utils.pytree import python_number
 
 _DECLARE = (
@@ -231,6 +232,7 @@ class RemoteTracer(Tracer):
     @override
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Node:
         self.depth += 1
+        target = target_of(target, args[0] if args else kwargs.get("args", ()))
         try:
             node = super().create_node(kind, target, *args, **kwargs)
         finally:

@@ -223,6 +223,13 @@ class HidesNothing(nn.Module):
         return x * slice + inf
 
 
+def test_a_part_by_the_name_of_the_module_itself_is_refused() -> None:
+    model = nn.Sequential()
+    model.add_module("self", nn.Linear(3, 3))
+    with pytest.raises(CaptureError, match="the value 'self' hides the module itself"):
+        fxlib.capture(model)
+
+
 @pytest.mark.slow
 def test_an_argument_that_hides_what_generated_code_calls_is_refused() -> None:
     with pytest.raises(CaptureError, match=r"Hides: the argument 'inf' hides what .* Rename the argument"):
