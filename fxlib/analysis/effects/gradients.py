@@ -238,13 +238,13 @@ def _declared(node: Node) -> bool | None:
 
 
 def records_gradients(module: GraphModule) -> bool:
-    """Return whether the module may record gradients: it was captured so, and no pass has dropped them.
+    """Return whether the module may record gradients: it was captured so, or turns that on, and no pass drops them.
 
     Values that a pass computed from weights that take a gradient drop it, and the original runs where one is wanted.
     Values computed from buffers alone drop nothing.
     """
     state = getattr(module, "_fxlib", None)
-    recorded = state is None or state.conditions.grad_enabled
+    recorded = state is None or state.conditions.grad_enabled or not may_leave_gradients(module)
     weights = {name for node in module.graph.nodes for name in node.meta.get(FOLDED, ())}
     return recorded and not any(_takes_gradient(module, name) for name in weights)
 

@@ -23,10 +23,12 @@ UNKNOWN = _named(
     initial_seed get_rng_state set_rng_state compile vmap fork is_shared __array__ __dlpack__ __reduce_ex__
     __setstate__ __deepcopy__ to_dlpack handle_torch_function has_torch_function_unary
     has_torch_function_variadic boolean_dispatch
+    batch_norm_update_stats _batch_norm_impl_index miopen_batch_norm batch_norm_gather_stats
+    batch_norm_gather_stats_with_counts
     """
 )
 """Operators that may do anything although torch publishes them: run the user's code, reach the generator's state,
-expose memory."""
+expose memory, or write statistics that their schema calls mere inputs."""
 
 RETURN_ARGUMENT = _named(
     """

@@ -120,6 +120,25 @@ def test_where_gradients_are_recorded_only_work_without_one_is_merged() -> None:
     assert fxlib.verify(model, rewrite.module, [inputs])
 
 
+def test_a_forward_that_turns_gradients_on_itself_records_them() -> None:
+    def body(program: Program, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return torch.exp(program.weight * x).sin() + torch.exp(program.weight * x).cos()
+
+    program = Program(body)
+    with torch.no_grad():
+        module = fxlib.capture(program)
+        merged = recipes.apply(module, "training").module
+        found: list[Any] = []
+        for each in (program, merged):
+            program.weight.grad = None
+            result = each(X)
+            with torch.enable_grad():
+                result.sum().backward()
+            found.append(program.weight.grad)
+    assert torch.equal(*found)
+
+
 def test_slices_that_take_gradients_are_work_that_takes_one() -> None:
     def body(module: Program, x: Tensor) -> Tensor:
         first, same = (torch.tanh(torch.ops.aten.slice.Tensor(x, 1, 1, 3)) for _ in range(2))

@@ -34,6 +34,17 @@ def test_a_write_by_the_method_behind_an_assignment_stays() -> None:
     assert alive(program.returns(x)) == ["kept"]
 
 
+def test_statistics_that_an_operator_updates_though_its_schema_does_not_say_so_stay_up_to_date() -> None:
+    root = nn.Module()
+    root.register_buffer("mean", torch.zeros(2))
+    root.register_buffer("variance", torch.ones(2))
+    program = Sketch("x", root=root)
+    (x,) = program.inputs
+    mean, variance = program.state("mean"), program.state("variance")
+    program.work("kept", torch.batch_norm_update_stats, x, mean, variance, 0.1)
+    assert alive(program.returns(x)) == ["kept"]
+
+
 def test_each_method_of_a_chain_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Node] = []
     by_itself = node_kinds._Receivers._by_itself
