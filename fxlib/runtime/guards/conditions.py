@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import math
 import warnings
 from collections import Counter
@@ -56,23 +55,28 @@ class _BackwardOrder:
         self._makes_graphs = False
         self._handles = -1
         """The number of hooks that this process had registered, on anything, when the parameters were seen without."""
+        self._seen: Sequence[int] = ()
+        """The identities of these parameters."""
 
-    def shows(self, tensors: Iterable[Any], *, returns_several: bool) -> str:
+    def shows(self, arguments: Iterable[Any], parameters: TiedParameters, *, returns_several: bool) -> str:
         """Return why the order shows, in words; empty if it does not.
 
         Args:
-            tensors: the tensors that may have hooks: parameters, and arguments of the forward.
+            arguments: the arguments of the forward, which may have hooks, and are others in each step.
+            parameters: the parameters, which may have hooks, too.
             returns_several: whether the forward returns several values. They may get hooks later; those of a single one
                 run first, whatever the order.
         """
         if self._makes_graphs:
             return "a backward made a graph (create_graph=True), and second derivatives add up in the order it runs in"
-        if self._handles == RemovableHandle.next_id:
-            return ""
-        hooked = [each for each in tensors if isinstance(each, torch.Tensor) and _has_hooks(each)]
-        if len(hooked) + returns_several > 1:
+        hooked = sum(map(_has_hooks, arguments))
+        if self._handles != RemovableHandle.next_id or self._seen is not parameters.identities:
+            of_parameters = sum(map(_has_hooks, parameters.parameters()))
+            self._handles = -1 if of_parameters else RemovableHandle.next_id
+            self._seen = parameters.identities
+            hooked += of_parameters
+        if hooked + returns_several > 1:
             return "parameters or arguments have hooks, which may share state, and run in the order of backward"
-        self._handles = -1 if hooked else RemovableHandle.next_id
         return ""
 
     def watch(self, result: Any) -> None:
@@ -101,8 +105,10 @@ class _BackwardOrder:
             )
 
 
-def _has_hooks(tensor: torch.Tensor) -> bool:
-    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+def _has_hooks(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    return bool(value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +357,7 @@ class Conditions:
             if (other := type(part)) is not kind:
                 found.append(Change(partial(_set_class, part, kind), partial(_set_class, part, other)))
         for part, name, flag in self._gradients:
-            parameter = part._parameters[name]
+            parameter = part._parameters.get(name)
             if parameter is not None and parameter.requires_grad is not flag:
                 set_flag = parameter.requires_grad_
                 found.append(Change(partial(set_flag, flag), partial(set_flag, not flag)))
@@ -373,7 +379,10 @@ class Conditions:
             if not entry.holds:
                 return f"what was found under {entry.key!r}, on the way to an RRef, is not what it was at capture"
         for each, name, flag in self._gradients:
-            if each._parameters[name].requires_grad is not flag:  # type: ignore[union-attr]
+            parameter = each._parameters.get(name)
+            if parameter is None:
+                return f"the parameter {type(each).__name__}.{name} is gone"
+            if parameter.requires_grad is not flag:
                 return f"requires_grad of {type(each).__name__}.{name} is {not flag}, and was {flag} at capture"
         return ""
 
@@ -385,16 +394,15 @@ class Conditions:
         """
         return "" if self._metadata is None else self._metadata.changed() or foreign_class(given)
 
-    def reordered(self, arguments: Iterable[Any]) -> str:
+    def reordered(self, arguments: Sequence[Any]) -> str:
         """Return why gradients may add up in another order than a rewrite kept; empty if they do not."""
         if self._tied_parameters.broken():
             return "parameters that were one at capture are not, or are one that were not"
-        return shared_gradient(arguments)
+        return shared_gradient(_flat(arguments))
 
-    def backward_shows(self, arguments: Iterable[Any], *, returns_several: bool) -> str:
+    def backward_shows(self, arguments: Sequence[Any], *, returns_several: bool) -> str:
         """Return why the program can tell in which order backward runs; empty if it cannot."""
-        tensors = itertools.chain(arguments, self._tied_parameters.parameters())
-        return self.backward_order.shows(tensors, returns_several=returns_several)
+        return self.backward_order.shows(_flat(arguments), self._tied_parameters, returns_several=returns_several)
 
     def refuses(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return why the original's forward refuses a call that the generated one may take; empty if it does not.
@@ -482,6 +490,13 @@ def _foreign_hooks() -> str:
 
 def _brief(value: Any) -> str:
     return repr(value) if isinstance(value, _SCALARS) else f"a {type(value).__name__}"
+
+
+def _flat(arguments: Sequence[Any]) -> Sequence[Any]:
+    """Return arguments, and in place of each container what it holds."""
+    if not any(isinstance(each, (tuple, list, dict)) for each in arguments):  # this is nearly always so
+        return arguments
+    return [leaf for _, leaf in leaves(list(arguments))]
 
 
 def shared_gradient(arguments: Iterable[Any]) -> str:

@@ -184,6 +184,9 @@ class TiedParameters:
     Args:
         module: the stand-in for `original`, which has tables of its own for the root's parameters.
         original: the model; None if there is no model, and nothing to check.
+
+    Attributes:
+        identities: the ids of the parameters when `broken` was last asked; a new list whenever one of them is another.
     """
 
     def __init__(self, module: nn.Module, original: nn.Module | None) -> None:
@@ -193,13 +196,13 @@ class TiedParameters:
         self._names = [list(each._parameters) for each in parts]
         self._tables: list[dict[str, Any]] = []
         self._slots: list[str] = []
-        self._known = self._identities()
-        self._pattern = _pattern(self._known)
+        self.identities = self._identities()
+        self._pattern = _pattern(self.identities)
 
     def rebased(self, module: nn.Module) -> TiedParameters:
         """Return the same record for another module that stands in for the same original."""
         copied = copy.copy(self)
-        copied._root, copied._tables, copied._slots, copied._known = module, [], [], []
+        copied._root, copied._tables, copied._slots, copied.identities = module, [], [], []
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TiedParameters:
@@ -210,11 +213,11 @@ class TiedParameters:
     def broken(self) -> bool:
         """Return whether other names than at capture now share a parameter."""
         now = self._identities()
-        if now == self._known:
+        if now == self.identities:
             return False
         if _pattern(now) != self._pattern:
             return True
-        self._known = now
+        self.identities = now
         return False
 
     def _identities(self) -> list[int]:

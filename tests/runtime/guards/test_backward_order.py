@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import fxlib
 from fxlib.errors import FxlibWarning
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.guards.conditions import _BackwardOrder
+from fxlib.runtime.guards.tensor_metadata import TiedParameters
 from tests.random_programs.simulation import count, simulated
 
 
@@ -95,6 +97,34 @@ def test_hooks_that_draw_from_one_generator_run_in_the_programs_order(how: str) 
         each.register_hook(draw) if how == "hook" else each.register_post_accumulate_grad_hook(write_noise)
     with pytest.warns(FxlibWarning, match="have hooks"):
         assert steps(module, plain, 3) == steps(model, plain, 3) != undisturbed
+
+
+class OfArguments(Branches):
+    def forward(self, x: torch.Tensor, more: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        x = x.detach()
+        rows: torch.Tensor = rpc.rpc_sync("ps0", count, args=(x,))
+        first = self.first(rows * x + more[0]).tanh()
+        second = self.second(x + more[1]).tanh() + self.third(x).sigmoid()
+        return first + second
+
+
+@pytest.mark.parametrize("hooked_from", [0, 1])
+def test_hooks_of_arguments_that_were_made_before_the_first_step_run_in_the_programs_order(hooked_from: int) -> None:
+    def gradients(module: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        batches = [[torch.randn(2, 4, requires_grad=True) for _ in range(2)] for _ in range(3)]
+        for each in itertools.chain(*batches[hooked_from:]):
+            each.register_hook(draw)
+        for batch in batches:
+            with simulated(0):
+                module(torch.ones(2, 4), batch).square().mean().backward()
+        return [each.grad for batch in batches for each in batch if each.grad is not None]
+
+    model = OfArguments()
+    module = rewritten(model, reorders=True)
+    with pytest.warns(FxlibWarning, match="have hooks"):
+        found = gradients(module)
+    assert all(map(torch.equal, found, gradients(model)))
 
 
 def test_one_hook_alone_is_no_reason_and_neither_are_hooks_where_only_calls_move() -> None:
@@ -238,7 +268,7 @@ def test_a_backward_that_makes_a_graph_is_noticed_wherever_the_result_holds_what
     order.watch(packed(y))
     with pytest.warns(FxlibWarning, match="create_graph"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
-    assert "create_graph" in order.shows((), returns_several=False)
+    assert "create_graph" in order.shows((), TiedParameters(nn.Module(), None), returns_several=False)
 
 
 def test_second_derivatives_are_the_same_where_only_calls_move() -> None:
@@ -253,6 +283,10 @@ def test_what_is_learnt_of_hooks_costs_a_look_at_a_number_while_none_is_register
 ) -> None:
     module = rewritten(Branches(), reorders=True)
     steps(module, plain, 2)
-    looked = "fxlib.runtime.guards.conditions._has_hooks"
-    monkeypatch.setattr(looked, lambda _: pytest.fail("looked at parameters again"))
+
+    def looked(value: object) -> bool:
+        assert not isinstance(value, nn.Parameter), "looked at parameters again"
+        return False
+
+    monkeypatch.setattr("fxlib.runtime.guards.conditions._has_hooks", looked)
     steps(module, plain, 3)

@@ -155,6 +155,23 @@ def test_facts_are_laid_out_once_for_a_loop_that_sets_equal_objects(monkeypatch:
     assert not graph_runs(module, X)
 
 
+@pytest.mark.parametrize("gone", ["set to None", "deleted"])
+def test_a_parameter_that_is_gone_runs_the_original_where_the_forward_asked_for_its_gradient(gone: str) -> None:
+    class Asks(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * any(each.requires_grad for each in self.parameters()) + self.block.linear(x)
+
+    model = Asks()
+    module = captured(model)
+    assert graph_runs(module, X)
+    if gone == "deleted":
+        del model.gain
+    else:
+        model.block.linear.register_parameter("bias", None)
+    assert not graph_runs(module, X)
+    assert torch.equal(module(X), model(X))
+
+
 def test_a_zero_of_the_other_sign_is_another_one() -> None:
     model = Model()
     model.scale = 0.0
