@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -89,6 +89,8 @@ class AsWritten:
     """The calls that other threads made while a forward ran, and whose gradients would have to be pushed."""
     pending: list[_Watch] = field(default_factory=list)
     """The watches of forwards that were called by their own name; whether these have ended is only seen on request."""
+    hooked: bool = False
+    """Whether forwards of the model are watched: it may call servers."""
     warned: bool = False
 
     def settle(self) -> None:
@@ -250,16 +252,20 @@ def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, cal
     Args:
         model: the model.
         contracts: contracts of functions that declare none, by name.
-        calls: whether the model may call servers at all. If not, nothing is hooked, and there is nothing to push.
+        calls: whether the model may call servers at all. If not, nothing is hooked until it is asked for again.
     """
-    if (known := _TRAINED.get(model)) is not None:
-        known.contracts = contracts
+    if (known := _TRAINED.get(model)) is None:
+        known = _TRAINED[model] = AsWritten(type(model).__name__, contracts)
+    known.contracts = contracts
+    if not calls or known.hooked:
         return
-    _TRAINED[model] = AsWritten(type(model).__name__, contracts)
-    if calls:
-        _observe()
-        _FORWARDS.add(type(model).forward.__code__)
-    if calls and not any(hook is _begin for hook in model._forward_pre_hooks.values()):
+    known.hooked = True
+    _observe()
+    if isinstance(forward := getattr(type(model), "forward", None), FunctionType):
+        _FORWARDS.add(forward.__code__)  # of another one, calls by its own name are not seen
+    if isinstance(model, torch.jit.ScriptModule):  # it takes no such hooks, and calls no function of Python's
+        return
+    if not any(hook is _begin for hook in model._forward_pre_hooks.values()):
         model.register_forward_pre_hook(_begin, prepend=True)
         model.register_forward_hook(_end, always_call=True)
 
@@ -288,7 +294,17 @@ def _is_running(caller: FrameType) -> bool:
 
 def as_written(modules: Iterable[nn.Module]) -> list[AsWritten]:
     """Return the records of those among some modules that could not be captured; each push asks, and mostly none is."""
-    return [found for each in modules if (found := _TRAINED.get(each)) is not None] if _TRAINED else []
+    found = [each for module in modules if (each := _TRAINED.get(module)) is not None] if _TRAINED else []
+    for each in found:
+        if not (each.hooked or each.warned) and rpc.api._is_current_rpc_agent_set():
+            each.warned = True
+            warnings.warn(
+                f"{each.name} could not be captured, and was optimized where it could call no server, before init_rpc: "
+                "gradients of its lookups are not pushed. Optimize it after init_rpc, or name the workload's servers.",
+                FxlibWarning,
+                stacklevel=3,
+            )
+    return found
 
 
 def _of_direct_call() -> _Watch | None:

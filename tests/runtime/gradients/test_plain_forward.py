@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import inspect
 import pickle
@@ -64,6 +65,25 @@ def test_a_refused_model_pushes_what_the_program_would_in_its_order() -> None:
     with torch.no_grad():
         assert not model(ROWS).requires_grad
     assert torch.equal(model(ROWS), Weighs()(ROWS))
+
+
+def test_a_model_that_was_optimized_before_the_servers_were_there_says_so_and_can_be_optimized_again() -> None:
+    model = Weighs()
+    train_as_written(model, {}, calls=False)
+    assert not model(ROWS).requires_grad or not pushed()
+    with pytest.warns(FxlibWarning, match="before init_rpc: gradients of its lookups are not pushed"):
+        push_gradients(model)
+    refused(model)(ROWS).sum().backward()
+    push_gradients(model)
+    assert pushed() == ["a [2.0, 2.0]", "b [3.0, 3.0]"]
+
+
+@pytest.mark.parametrize("model", [torch.jit.script(nn.Linear(2, 2)), nn.Identity()], ids=["script", "callable"])
+def test_a_model_without_a_plain_forward_is_trained_as_written(model: nn.Module) -> None:
+    if isinstance(model, nn.Identity):
+        model = type("Cached", (nn.Identity,), {"forward": functools.lru_cache(nn.Identity.forward)})()
+    x = torch.ones(2, 2)
+    assert torch.equal(refused(model)(x), model(x))
 
 
 @pytest.mark.slow
