@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 from fxlib.runtime import is_call, is_wait
 from fxlib.runtime.ops.calls import COLLECTIVE, kind_of
 from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.program_modes import grad_mode_after
 
 # The results of these are integers or booleans, whatever their arguments are.
 _WITHOUT_GRADIENT = frozenset(
@@ -36,8 +37,7 @@ def annotate(graph: Graph, root: nn.Module) -> None:
     grad_enabled = torch.is_grad_enabled()
     for order, node in enumerate(graph.nodes):
         node.meta["order"] = order
-        if node.target is torch._C._set_grad_enabled:
-            grad_enabled = bool(node.args[0])
+        grad_enabled = grad_mode_after(node, grad_enabled)
         known = _requires_grad(node, root, grad_enabled=grad_enabled)
         if known is not None:
             node.meta["requires_grad"] = known

@@ -38,6 +38,7 @@ from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.operators import limit_in_flight
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.ops.timeline import call_name
+from fxlib.runtime.program_modes import grad_mode_after
 from fxlib.runtime.submodules import is_harmless, is_torchs_value, local_modules, submodule
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext, ObjectReceived, WentOn, current_forward
 
@@ -307,8 +308,7 @@ def _broken_behind(module: Any, program: GraphModule, name: str, values: Callabl
 def _mode_behind(program: GraphModule, name: str, mode: bool) -> bool:
     """Return the grad mode after a node, as far as the graph sets it."""
     for node in _up_to(program, name):
-        if node.target is torch._C._set_grad_enabled:
-            mode = bool(node.args[0])
+        mode = grad_mode_after(node, mode)
     return mode
 
 

@@ -1,4 +1,4 @@
-"""Tell from the operators of an exported program whether they compute as in training or as in evaluation."""
+"""Tell from a graph in which modes its nodes run: whether gradients are recorded, and as in training or evaluation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from torch.fx import Graph, Node
 
 _FLAGS = ("train", "training", "use_input_stats")
 _IN_EVALUATION = torch.ops.aten._native_batch_norm_legit_no_training.default
+
+
+def grad_mode_after(node: Node, before: bool) -> bool:
+    """Return the grad mode after a node, given the one before it."""
+    return bool(node.args[0]) if node.target is torch._C._set_grad_enabled else before
 
 
 def training_modes(graph: Graph) -> frozenset[bool]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -18,6 +17,7 @@ from torch.fx.node import map_arg
 from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.trace.values import IN_PLACE
 from fxlib.runtime.ops.registry import TRACKERS
+from fxlib.runtime.program_modes import grad_mode_after
 from fxlib.runtime.submodules import submodule
 
 _WITHOUT_HISTORY = frozenset({"detach", "detach_"})
@@ -31,8 +31,7 @@ def refuse_out(graph: Graph, *, grad_enabled: bool) -> None:
             gradient.
     """
     for node in graph.nodes:
-        if node.target is torch._C._set_grad_enabled:
-            grad_enabled = bool(node.args[0])
+        grad_enabled = grad_mode_after(node, grad_enabled)
         if not grad_enabled or node.kwargs.get("out") is None:
             continue
         written: list[Node] = []

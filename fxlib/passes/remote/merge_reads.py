@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
@@ -25,6 +24,7 @@ from fxlib.runtime import ops
 from fxlib.runtime.ops.calls import is_call
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.ops.timeline import call_name
+from fxlib.runtime.program_modes import grad_mode_after
 from fxlib.spec.profile import Opaque, Profile, TensorShape
 from fxlib.spec.report import CallReport
 
@@ -168,8 +168,7 @@ def _without_grad(module: GraphModule, nodes: Iterable[Node]) -> set[Node]:
     enabled = state is None or state.conditions.grad_enabled
     found: set[Node] = set()
     for node in nodes:
-        if node.target is torch._C._set_grad_enabled:
-            enabled = node.args[0] is not False
+        enabled = grad_mode_after(node, enabled)
         if not enabled:
             found.add(node)
     return found

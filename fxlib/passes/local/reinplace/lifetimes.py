@@ -23,6 +23,7 @@ from fxlib.analysis.operators.in_place import ABSOLUTE, SCATTERS, changes_tensor
 from fxlib.analysis.operators.layouts import Layout, layout_of, of_tensor, same
 from fxlib.runtime import is_wait
 from fxlib.runtime.ops.registry import CROSSING, TRACKERS
+from fxlib.runtime.program_modes import grad_mode_after
 
 _FROM_CALLS = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
 _MOST = 16
@@ -70,8 +71,7 @@ class Lifetimes:
         found: dict[int, Memory] = {}
         self._of = {node: found.setdefault(aliases.of(node), Memory()) for node in nodes}
         for node, behaviour in zip(nodes, behaviours, strict=True):
-            if node.target is torch._C._set_grad_enabled:
-                recording = bool(node.args[0])
+            recording = grad_mode_after(node, recording)
             self._enter(node, behaviour, recording=recording)
         for each in found.values():
             heapq.heapify(each.uses)
