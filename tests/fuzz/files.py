@@ -22,6 +22,7 @@ from fxlib.inspection.device import FOLDER, load_device
 from fxlib.profiling.file import MARK as PROFILE_MARK
 from fxlib.profiling.file import load_profile
 from fxlib.ps.state import ServerState
+from fxlib.serialization.files import digest_of
 from fxlib.spec.report import Estimate
 from fxlib.spec.servers import Server, Table
 from fxlib.utils.local_service import read_token
@@ -204,7 +205,8 @@ FILES = (
     of_file(
         "profile-files",
         load_profile,
-        lambda: [PROFILE_MARK + protocol.profile_to_proto(each).SerializeToString() for each in drawn(some.profiles)],
+        lambda: [protocol.profile_to_proto(each).SerializeToString() for each in drawn(some.profiles)],
+        sealed=lambda message: PROFILE_MARK + digest_of(message) + message,
     ),
     of_file("device-files", load_device, _devices, words=_words_of_toml),
     of_file("policy-files", Policy.read, _policies, words=_words_of_toml, refusals=(FxlibError, ServiceError)),

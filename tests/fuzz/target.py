@@ -148,10 +148,17 @@ class Scratch:
         return self.path
 
 
-def of_file(name: str, read: Callable[[Path], object], seeds: Callable[[], Sequence[bytes]], **more: Any) -> Target:
-    """Make a target that reads a file."""
+def of_file(
+    name: str,
+    read: Callable[[Path], object],
+    seeds: Callable[[], Sequence[bytes]],
+    *,
+    sealed: Callable[[bytes], bytes] = bytes,
+    **more: Any,
+) -> Target:
+    """Make a target that reads a file; `sealed` puts digests right, as whoever means harm would."""
     scratch = Scratch(name)
-    return Target(name=name, read=lambda data: read(scratch.holding(data)), seeds=seeds, **more)
+    return Target(name=name, read=lambda data: read(scratch.holding(sealed(data))), seeds=seeds, **more)
 
 
 def framed(data: bytes) -> bytes:

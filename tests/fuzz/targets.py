@@ -25,6 +25,7 @@ from fxlib.client.watch_job import sentence
 from fxlib.errors import FxlibError
 from fxlib.recipes import recipes
 from fxlib.render import page, timelines_of
+from fxlib.serialization import files
 from fxlib.spec.report import render
 from fxlib.v1 import graph_pb2, jobs_pb2, profile_pb2, workers_pb2, workload_pb2
 from fxlib.wire import modules, targets
@@ -139,6 +140,14 @@ def _saved() -> list[bytes]:
     fxlib.save(torch.fx.symbolic_trace(nn.Linear(2, 2)), place / "a.fxg")
     fxlib.save(fxlib.capture(Clicks()), place / "b.fxg", weights=False)
     return [(place / name).read_bytes() for name in ("a.fxg", "b.fxg")]
+
+
+def _sealed(data: bytes) -> bytes:
+    """Return a file whose graph has the digest that stands before it."""
+    begin = len(files.MARK) + 8
+    length = int.from_bytes(data[begin - 8 : begin], "little")
+    graph = data[begin + 32 : begin + 32 + length]
+    return data[:begin] + files.digest_of(graph) + data[begin + 32 :]
 
 
 # ----------------------------------------------------------------------------------------------------------- messages
@@ -338,7 +347,7 @@ _MESSAGE_TARGETS = (
         seeds=lambda: with_frames([protocol.batch_to_bytes(each) for each in drawn(some.batches)]),
         words=words_of_json,
     ),
-    of_file("graph-files", lambda path: fxlib.load(path, limits=LIMITS), _saved),
+    of_file("graph-files", lambda path: fxlib.load(path, limits=LIMITS), _saved, sealed=_sealed),
 )
 
 TARGETS: Mapping[str, Target] = {each.name: each for each in (*_MESSAGE_TARGETS, *FILES, *CONNECTIONS)}

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 
 import fxlib
-from fxlib.errors import FxlibError, LimitError, WireError
+from fxlib.errors import LimitError, WireError
 from fxlib.profiling import file
+from fxlib.serialization.files import digest_of
 from fxlib.spec.profile import NodeProfile, Profile
 from tests.protocol import strategies as some
 
@@ -39,16 +40,17 @@ def test_a_file_that_is_cut_off_or_no_message_is_refused(tmp_path: Path) -> None
     path = tmp_path / "job.fxp"
     fxlib.save_profile(Profile(nodes=(NodeProfile(node="add", seconds=1.0, output_bytes=1),)), path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(WireError, match="does not hold a profile"):
+    with pytest.raises(WireError, match="does not match its digest"):
         fxlib.load_profile(path)
-    path.write_bytes(file.MARK + b"\xff" * 40)
-    with pytest.raises(FxlibError):
+    message = b"\xff" * 40
+    path.write_bytes(file.MARK + digest_of(message) + message)
+    with pytest.raises(WireError, match="does not hold a profile"):
         fxlib.load_profile(path)
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "MAX_BYTES", 10)
-    (tmp_path / "job.fxp").write_bytes(file.MARK + bytes(11))
+    (tmp_path / "job.fxp").write_bytes(file.MARK + bytes(32 + 11))
     with pytest.raises(LimitError, match="more than 10 bytes"):
         fxlib.load_profile(tmp_path / "job.fxp")
 

@@ -63,7 +63,7 @@ def test_a_file_has_the_permissions_of_any_other(path: Path) -> None:
     assert path.stat().st_mode == plain.stat().st_mode
 
 
-@pytest.mark.parametrize("length", [0, 5, 15, 16, 40, -1])
+@pytest.mark.parametrize("length", [0, 5, 15, 16, 40, 48, 80, -1])
 def test_a_truncated_file_is_refused(path: Path, length: int) -> None:
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(WireError):
@@ -90,6 +90,15 @@ def test_a_changed_weight_is_refused(path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(WireError, match="digest"):
+        fxlib.load(path)
+
+
+@pytest.mark.parametrize("place", [20, 60, 200, 400])
+def test_a_changed_bit_of_the_graph_is_refused_by_the_name_of_the_file(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 8
+    path.write_bytes(data)
+    with pytest.raises(WireError, match=f"{path.name}: .*does not match its digest: the file is damaged"):
         fxlib.load(path)
 
 
