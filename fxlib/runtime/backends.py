@@ -5,6 +5,7 @@ A service sends the name of a backend, and never compiled code: that is made whe
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import math
@@ -136,13 +137,18 @@ class _OnnxRuntime:
                 warnings.simplefilter("ignore")  # the exporter warns about itself
                 translated = _translations()
                 program = torch.onnx.export(
-                    part, given, dynamo=True, verbose=False, custom_translation_table=translated
+                    _with_own_tables(part), given, dynamo=True, verbose=False, custom_translation_table=translated
                 )
             assert program is not None  # noqa: S101 - it is None only if a file is written
             model: bytes = program.model_proto.SerializeToString()
             return _session(model), lambda: model
 
         return through_cache(installed(self.name), part, given, read=_session, make=make)
+
+
+def _with_own_tables(part: nn.Module) -> nn.Module:
+    """Return a part that holds the same tensors in tables of its own: meanwhile, the exporter puts others there."""
+    return copy.deepcopy(part, {id(each): each for each in (*part.parameters(), *part.buffers())})
 
 
 def _translations() -> dict[Any, Callable[..., Any]]:

@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from fxlib.runtime.compiled_operators import problem_of
 from fxlib.runtime.lookups import lookup_of
+from fxlib.runtime.submodules import submodule
 from fxlib.utils.compare import Tolerance, difference
 
 _LARGEST_INTEGER: Final = 1 << 20
@@ -54,6 +55,7 @@ _EXACT: Final = _words(
     """
 )
 """Operators whose integers are exact in 32 bits as long as those that they are given are small."""
+_LOGARITHMS: Final = _words("log log2 log10")
 _CASTS: Final = _words("to type _to_copy float double half bfloat16 long int bool")
 _SUMS: Final = _words("sum cumsum")
 _WIDE: Final = frozenset({torch.int32, torch.int64})
@@ -175,13 +177,21 @@ def _is_small(value: torch.Tensor) -> bool:
     return int(least) >= -_LARGEST_INTEGER and int(most) <= _LARGEST_INTEGER
 
 
-def _of_onnxruntime(_: GraphModule, node: Node, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> str:
+def _of_onnxruntime(part: GraphModule, node: Node, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> str:
     divides = _name(node) in ("div", "divide") and node.kwargs.get("rounding_mode") is not None
     if divides and not all(map(torch.Tensor.is_floating_point, (*given, *made))):
         return "divides integers, and ONNX Runtime does so in float32"
     if _name(node) == "topk" and not all(map(torch.Tensor.is_floating_point, made)):
         return "computes indices, and ONNX Runtime has others for equal values"
+    if _name(node).removesuffix("_") in _LOGARITHMS and any(_is_sigmoid(part, each) for each in node.all_input_nodes):
+        return "takes the logarithm of a sigmoid, which ONNX Runtime rounds to 0 next to it"
     return ""
+
+
+def _is_sigmoid(part: GraphModule, node: Node) -> bool:
+    if node.op == "call_module":
+        return type(submodule(part, str(node.target))) is nn.Sigmoid
+    return _name(node).removesuffix("_") == "sigmoid"
 
 
 _CHECKS: Final = {"openvino": _of_openvino, "onnxruntime": _of_onnxruntime}

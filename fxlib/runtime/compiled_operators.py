@@ -55,6 +55,12 @@ def _rounds_figures(given: Arguments) -> bool:
     return cuts or _floors_figures(given)
 
 
+def _reflects_the_nearest(given: Arguments) -> bool:
+    nearest, reflection = 1, 2  # as torch numbers the modes
+    modes = given["interpolation_mode"], given["padding_mode"]
+    return modes == (nearest, reflection) and not given["align_corners"]
+
+
 def _is_of_figures(*values: Any) -> bool:
     return any(each.is_floating_point() if isinstance(each, torch.Tensor) else type(each) is float for each in values)
 
@@ -62,10 +68,14 @@ def _is_of_figures(*values: Any) -> bool:
 _SIGN: Final[_Rule] = (_always, "loses the sign of a zero")
 _QUOTIENT: Final[_Rule] = (_divides_figures, "takes it from a rounded quotient")
 _WITHOUT_SELF: Final[_Rule] = (lambda given: not given.get("include_self", True), "counts what was there before, too")
+_PIXELS: Final[_Rule] = (_reflects_the_nearest, "picks other pixels beyond the edge")
 _OF_BOTH: Final[Mapping[str, _Rule]] = {
     "angle": _SIGN,
     "atan2": _SIGN,
     "floor_divide": _QUOTIENT,
+    "grid_sampler": _PIXELS,
+    "grid_sampler_2d": _PIXELS,
+    "grid_sampler_3d": _PIXELS,
     "remainder": _QUOTIENT,
     "scatter_reduce": _WITHOUT_SELF,
     "div": (_floors_figures, _QUOTIENT[1]),

@@ -61,8 +61,28 @@ def test_a_division_of_integers_with_a_rounding_mode_is_not_for_onnx_runtime() -
     refuse(part, [IDS.float()], "onnxruntime")
 
 
+@pytest.mark.parametrize("sigmoid", [torch.sigmoid, nn.Sigmoid()], ids=["function", "module"])
+def test_a_logarithm_of_a_sigmoid_is_not_for_onnx_runtime(sigmoid: Callable[[Tensor], Tensor]) -> None:
+    class Likelihood(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sigmoid = sigmoid
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.sigmoid(x).log() + self.sigmoid(x) * 2
+
+    with pytest.raises(OtherNumbersError, match="log takes the logarithm of a sigmoid"):
+        refuse(symbolic_trace(Likelihood()), [X], "onnxruntime")
+
+
 X = torch.rand(1, 2, 6, 6) + 1
 BOTH = ("openvino", "onnxruntime")
+
+
+def _nearest(padding_mode: str) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.grid_sample(x, x.permute(0, 2, 3, 1), "nearest", padding_mode, align_corners=False)
+
+
 OPERATORS: dict[str, tuple[Callable[[Tensor], Any], tuple[str, ...]]] = {
     "angle": (lambda x: x.angle(), BOTH),
     "angle of a spectrum": (lambda x: torch.fft.rfft(x).angle(), BOTH),
@@ -92,6 +112,8 @@ OPERATORS: dict[str, tuple[Callable[[Tensor], Any], tuple[str, ...]]] = {
     "smoothed labels": (lambda x: F.cross_entropy(x, x, label_smoothing=0.1), ("onnxruntime",)),
     "labels": (lambda x: F.cross_entropy(x, x), ()),
     "distance": (lambda x: F.pairwise_distance(x, x, p=1.0), ("openvino",)),
+    "nearest pixels, reflected": (_nearest("reflection"), BOTH),
+    "nearest pixels": (_nearest("border"), ()),
     "logaddexp": (lambda x: torch.logaddexp(x, x), ("onnxruntime",)),
 }
 

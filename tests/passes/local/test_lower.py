@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,48 @@ def test_a_compiler_that_hangs_is_left_behind_and_the_program_goes_on(tower: Tow
     released.set()
     assert torch.equal(module(x), tower(x))
     assert copies.runs <= 1  # by the thread that was left behind
+
+
+def test_other_threads_run_a_part_as_it_is_while_it_is_compiled(tower: Tower, copies: Copies) -> None:
+    compiles, begun, released = copies.compile, threading.Event(), threading.Event()
+
+    def compile_late(part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        begun.set()
+        assert released.wait(30.0)
+        return compiles(part, inputs)
+
+    copies.compile = compile_late  # type: ignore[method-assign]
+    module, x = lowered(tower), images()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: torch.no_grad()(module)(x))
+        assert begun.wait(30.0)
+        assert torch.equal(module(x), tower(x))
+        released.set()
+        assert torch.equal(first.result(30.0), tower(x))
+    assert torch.equal(module(x), tower(x))
+    assert len(copies.compiled) == 1
+
+
+def test_what_another_thread_reads_while_a_part_is_exported_is_the_model_itself() -> None:
+    pytest.importorskip("onnxruntime", reason="the extra fxlib[onnxruntime] is not installed")
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20))).eval()
+    x, done = torch.ones(2, 8), threading.Event()
+
+    def original() -> set[type]:
+        kinds = set[type]()
+        while not done.is_set():
+            kinds.add(type(torch.no_grad()(model)(x)))
+        return kinds
+
+    with torch.no_grad(), ThreadPoolExecutor(5) as pool:
+        module, expected = lowered(model, "onnxruntime"), model(x)
+        watched = pool.submit(original)
+        found = list(pool.map(lambda _: torch.no_grad()(module)(x), range(4)))
+        done.set()
+        assert watched.result() == {Tensor}
+    assert all(relative_error(each, expected) < 1e-5 for each in found)
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
+    assert all(not part.problem for part in module._fxlib.lowered.parts)
 
 
 def test_a_compiler_that_may_not_be_started_is_not_waited_for(tower: Tower, monkeypatch: pytest.MonkeyPatch) -> None:
