@@ -472,8 +472,7 @@ def _restored_postgres(config: Config, manifest: Manifest, *, again: bool) -> Ca
 @contextmanager
 def _postgres(config: Config, *, isolation: str = "READ COMMITTED") -> Iterator[sa.Connection]:
     try:
-        url = sa.make_url(config.database_url).set(drivername="postgresql+psycopg")
-        engine = sa.create_engine(url, isolation_level=isolation)
+        engine = sa.create_engine(_postgres_url(config), isolation_level=isolation)
         try:
             with engine.connect() as db:
                 yield db
@@ -485,13 +484,11 @@ def _postgres(config: Config, *, isolation: str = "READ COMMITTED") -> Iterator[
 
 def _run(config: Config, program: str, *options: str) -> None:
     """Run one of PostgreSQL's programs on the database. It ends with this process."""
-    url = sa.make_url(config.database_url).set(drivername="postgresql")
-    password = {} if url.password is None else {"PGPASSWORD": str(url.password)}  # not where all see command lines
-    uri = url.set(password=None).render_as_string()
+    target, secrets = _connection(config)
     try:
         done = subprocess.run(
-            [program, f"--dbname={uri}", *options],
-            env={**os.environ, **password},
+            [program, f"--dbname={target}", *options],
+            env={**os.environ, **secrets},
             check=False,
             capture_output=True,
             text=True,
@@ -503,6 +500,33 @@ def _run(config: Config, program: str, *options: str) -> None:
     if done.returncode:
         problem = " ".join(done.stderr.split()) or f"it ended with exit code {done.returncode}"
         raise FxlibError(f"{program}: {problem}", where="--database")
+
+
+def _postgres_url(config: Config) -> sa.URL:
+    """Return the URL of a PostgreSQL database.
+
+    Raises:
+        FxlibError: it holds what cannot be handed to PostgreSQL's programs without being seen.
+    """
+    url = sa.make_url(config.database_url).set(drivername="postgresql+psycopg")
+    if "sslpassword" in url.query:
+        hint = "Put it into a service file of libpq (~/.pg_service.conf), and name that: postgresql:///?service=NAME."
+        raise FxlibError("its sslpassword would be seen in the list of processes", where="--database", hint=hint)
+    return url
+
+
+def _connection(config: Config) -> tuple[str, dict[str, str]]:
+    """Return how the service connects to its PostgreSQL database, in libpq's form and without the password.
+
+    The password is returned as an environment variable: command lines are seen by all.
+    """
+    from psycopg.conninfo import make_conninfo  # here: it is installed for PostgreSQL alone
+
+    url = _postgres_url(config)
+    settings = sa.create_engine(url).dialect.create_connect_args(url)[1]
+    password = settings.pop("password", "")
+    settings.pop("context", None)  # of psycopg, not of libpq
+    return make_conninfo(**settings), {"PGPASSWORD": password} if password else {}
 
 
 def _die_with_parent() -> None:

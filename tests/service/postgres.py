@@ -29,7 +29,7 @@ def _programs() -> Path:
 class Postgres:
     """A server with a database `postgres`, whose user `fxlib` may do everything, with any password.
 
-    Unless it is `durable`, it does not wait for the disk.
+    So may its user `guarded`, with the password `s3cret` alone. Unless it is `durable`, it does not wait for the disk.
     """
 
     def __init__(self, *, durable: bool = False) -> None:
@@ -40,7 +40,11 @@ class Postgres:
         if self._as_root:
             shutil.chown(self.folder, _USER)
         self._run("initdb", "--no-sync", "-A", "trust", "-U", "fxlib", "-E", "UTF8", "--locale=C.UTF-8")
+        rules = self.folder / "data" / "pg_hba.conf"
+        rules.write_text(f"local all guarded scram-sha-256\n{rules.read_text()}")
         self.start()
+        with psycopg.connect(user="fxlib", host=str(self.folder), dbname="postgres") as connection:
+            connection.execute("CREATE USER guarded SUPERUSER PASSWORD 's3cret'")
 
     def start(self) -> None:
         self._run("pg_ctl", "start", "-w", "-l", str(self.folder / "log"), "-o", f"{self._options}{self.folder}")
@@ -53,12 +57,12 @@ class Postgres:
             self.stop()
         shutil.rmtree(self.folder)
 
-    def url(self, schema: str | None = None) -> str:
-        """Return the URL of a schema, by default of a new and empty one."""
+    def url(self, schema: str | None = None, *, user: str = "fxlib") -> str:
+        """Return the URL of a schema, by default of a new and empty one, for a user."""
         schema = schema or f"s{uuid.uuid4().hex}"
         with psycopg.connect(user="fxlib", host=str(self.folder), dbname="postgres", autocommit=True) as connection:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}".encode())
-        return f"postgresql://fxlib:s3cret@/postgres?host={self.folder}&options=-csearch_path%3D{schema}"
+        return f"postgresql://{user}:s3cret@/postgres?host={self.folder}&options=-csearch_path%3D{schema}"
 
     def _run(self, program: str, *options: str) -> None:
         command = [str(self._programs / program), "-D", str(self.folder / "data"), *options]

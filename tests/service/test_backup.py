@@ -102,7 +102,7 @@ class Place:
                 db.execute(f"CREATE DATABASE {self.database}".encode())
             with psycopg.connect(user="fxlib", host=str(postgres.folder), dbname=self.database) as db:
                 db.execute(f"CREATE SCHEMA {self._schema}".encode())
-            url = postgres.url(self._schema).replace("@/postgres?", f"@/{self.database}?")
+            url = postgres.url(self._schema, user="guarded").replace("@/postgres?", f"@/{self.database}?")
             self.options += ["--database", url]
 
     def running(self) -> AbstractContextManager[tuple[Process, Client]]:
@@ -375,6 +375,31 @@ def test_a_backup_is_put_together_in_no_folder_of_another_s(doctored: Path, tmp_
         backup.make(config, to)
     unfinished.chmod(0o700)
     assert backup.make(config, to).jobs == 0
+
+
+@pytest.mark.parametrize(
+    "url, told",
+    [
+        ("postgresql://fxlib:s3cret@db/fxlib", "host=db dbname=fxlib user=fxlib"),
+        ("postgres://fxlib@db/fxlib?password=s3cret", "host=db dbname=fxlib user=fxlib"),
+        ("postgresql:///fxlib?user=fxlib&password=s3cret&host=/run/pg", "dbname=fxlib user=fxlib host=/run/pg"),
+        ("postgresql://fxlib:s3cret@db/x?options=-c%20a%3Db", "host=db dbname=x user=fxlib options='-c a=b'"),
+    ],
+)
+def test_a_password_is_on_no_command_line(url: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "pg_dump"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" "$PGPASSWORD" > {tmp_path}/seen\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    backup._run(Config(database_url=url), "pg_dump", "--format=custom")
+    assert (tmp_path / "seen").read_text().splitlines() == [f"--dbname={told}", "--format=custom", "s3cret"]
+
+
+def test_a_password_that_no_variable_holds_is_refused(tmp_path: Path) -> None:
+    config = Config(data=tmp_path, database_url="postgresql://fxlib@db/fxlib?sslpassword=s3cret")
+    with pytest.raises(FxlibError, match=r"sslpassword would be seen.* service file") as refused:
+        backup.make(config, tmp_path / "backup")
+    assert "s3cret" not in str(refused.value)
 
 
 def test_a_folder_without_a_service_is_not_backed_up(tmp_path: Path) -> None:
