@@ -91,7 +91,7 @@ class DatabaseLock(Lock):
 
 def is_shared(config: Config) -> bool:
     """Return whether several services may share the database; they may if it is PostgreSQL, and not SQLite."""
-    return config.database_url.startswith("postgresql")
+    return config.database_url.startswith(("postgresql", "postgres:"))
 
 
 def sqlite_url(config: Config) -> str:

@@ -20,15 +20,18 @@ from hypothesis import strategies as st
 from fxlib.errors import FxlibError
 from fxlib.spec.job import JobFilter
 from fxlib.v1 import jobs_pb2
+from fxlib_service.config import Config
 from fxlib_service.errors import ServiceError
 from fxlib_service.job import Job, State
 from fxlib_service.lifecycle import Answered, Cancelled, Input, LeaseExpired, Released, Reported, decide, submit
+from fxlib_service.open_stores import job_store
 from fxlib_service.stores import migrations, schema, sql
 from fxlib_service.stores.base import JobStore, QueueFullError, Worker
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
 from tests.service.jobs import DONE, add, claimed, happen, job
 from tests.service.memory_job_store import MemoryJobStore
+from tests.service.postgres import Postgres
 
 pytestmark = pytest.mark.slow
 
@@ -203,6 +206,13 @@ def test_an_answer_is_looked_up_by_its_key_and_not_among_all_that_ended(tmp_path
 def test_a_database_that_cannot_be_used_is_named(url: str) -> None:
     with pytest.raises(FxlibError, match="--database: the database cannot be used"):
         SqlJobStore(url)
+
+
+def test_a_url_of_postgres_names_a_postgresql_database_as_it_does_for_libpq(postgres: Postgres, tmp_path: Path) -> None:
+    url = postgres.url().replace("postgresql://", "postgres://")
+    store = job_store(Config(data=tmp_path, database_url=url))
+    assert isinstance(store, PostgresJobStore)
+    store.close()
 
 
 def test_a_commit_is_synced_to_disk(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class PostgresJobStore(SqlJobStore):
     @override
     def _parsed(self, url: str) -> sa.URL:
         parsed = sa.make_url(url)
-        if parsed.drivername == "postgresql":
+        if parsed.drivername in ("postgresql", "postgres"):  # libpq takes both names
             parsed = parsed.set(drivername="postgresql+psycopg")
         return parsed.update_query_dict({key: value for key, value in _CONNECT.items() if key not in parsed.query})
 
