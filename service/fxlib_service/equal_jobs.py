@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from fxlib.v1 import jobs_pb2
 from fxlib_service.background import Background
-from fxlib_service.errors import LOST
+from fxlib_service.errors import LOST, ServiceError
 from fxlib_service.holdings import Holdings
 from fxlib_service.job import Job, State
 from fxlib_service.ledger import Ledger
@@ -14,6 +15,8 @@ from fxlib_service.lifecycle import Answered, Transition
 from fxlib_service.stores.base import Head
 
 _LOST_CODES: Final = frozenset(code.name for code in LOST)
+
+logger = logging.getLogger(__name__)
 
 
 class EqualJobs:
@@ -58,8 +61,15 @@ class EqualJobs:
             await self._give(duplicate.id, duplicate.namespace, answer)
 
     async def _give(self, job_id: str, namespace: str, answer: Answered) -> bool:
+        """End a queued job with an answer, and return True, unless the answer's graphs were lost since."""
         if answer.result is not None:
-            await self._holdings.give(namespace, jobs_pb2.JobResult.FromString(answer.result))
+            try:
+                await self._holdings.give(namespace, jobs_pb2.JobResult.FromString(answer.result))
+            except ServiceError as error:
+                if error.code not in LOST:
+                    raise
+                logger.warning("job %s does not get the answer of job %s: %s", job_id, answer.job_id, error)
+                return False
         return (await self._ledger.apply(job_id, answer)).event is not None
 
 

@@ -12,7 +12,9 @@ from fxlib.v1 import jobs_pb2, workload_pb2
 from fxlib_service.content_checks import cache_key
 from fxlib_service.errors import ServiceError
 from fxlib_service.leases import Lease
+from fxlib_service.lifecycle import Transition
 from tests.service.asking import Change, profiled
+from tests.service.memory_blob_store import MemoryBlobStore
 from tests.service.support import (
     answer,
     claim,
@@ -123,6 +125,31 @@ async def test_a_worker_that_asks_before_equal_jobs_were_ended_gets_none_of_them
         lease = await claim(core)
         assert lease is not None
         assert lease.job_id == fresh.id
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_an_answer_whose_graph_was_lost_ends_no_equal_job_and_keeps_none_from_a_worker(
+    killed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    blobs = MemoryBlobStore()
+    async with make_service(blobs=blobs, graphs=[graph_bytes(3), graph_bytes(4)]) as core:
+        core.dispatcher._equal._holdings.kept = True
+        core.ledger.listeners.remove(core.dispatcher._equal.heard)
+        first, equal = await submit(core), await submit(core)
+        other = await submit(core, request(graph=graph_bytes(4)))
+        result = answer()
+        result.graph.CopyFrom(ref(graph_bytes(3)))
+        await work(core, result)
+        assert blobs.delete(result.graph.sha256, older_than_s=0.0)
+        done = core.ledger.store.get(first.id)
+        assert done is not None
+        if not killed:
+            core.dispatcher._equal.heard(Transition(job=done, result=core.ledger.store.result_of(first.id)))
+            await core.ledger._background.end()
+        leases = [await claim(core), await claim(core)]
+        assert [lease and lease.job_id for lease in leases] == [equal.id, other.id]
+        assert {each.levelname for each in caplog.records} == {"WARNING"}
+        assert f"job {equal.id} does not get the answer of job {first.id}: " in caplog.text
 
 
 @pytest.mark.parametrize("reason", ["TRIAL_HUNG", "TRIAL_DIED", "OUT_OF_MEMORY", "NO_SERVER"])
