@@ -115,6 +115,11 @@ class Transition:
         """Whether the job ended on arrival, so that nobody can have waited for it or watched it."""
         return self.event is not None and self.event.sequence == 1 and self.job.state.finished
 
+    def ends_equal_jobs(self, before: Job) -> bool:
+        """Return whether a worker has just ended the job, as it was `before`, and so all that are equal and queued."""
+        job = self.job
+        return not before.state.finished and job.state in (State.SUCCEEDED, State.FAILED) and not job.cached
+
 
 def submit(job: Job, *, message: str = "queued") -> Transition:
     """Enter a new job into the queue."""

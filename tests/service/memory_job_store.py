@@ -25,6 +25,7 @@ class _Entry:
     events: list[Event] = field(default_factory=list)
     result: bytes | None = None
     live: bytes | None = None
+    ended_equal: str = ""
 
 
 class MemoryJobStore(JobStore):
@@ -63,12 +64,16 @@ class MemoryJobStore(JobStore):
             entry = self._entries.get(job_id)
             if entry is None:
                 return None
-            transition = decide(entry.job)
+            known = entry.job
+            transition = decide(known)
             if transition.event is not None:
                 entry.job = transition.job
                 entry.events.append(transition.event)
                 entry.result = transition.result if transition.result is not None else entry.result
             entry.live = transition.live if transition.live is not None else entry.live
+            if transition.ends_equal_jobs(known):
+                for equal in self.duplicates(known.cache_key):
+                    self._entries[equal.id].ended_equal = job_id
             return transition
 
     @override
@@ -188,14 +193,7 @@ class MemoryJobStore(JobStore):
     @override
     def ended_equal(self, job_id: str) -> Job | None:
         with self._lock:
-            waiting = self._entries[job_id].job
-            ended = [
-                (job.finished_at, job.id)
-                for job in (*self._in(State.SUCCEEDED), *self._in(State.FAILED))
-                if job.cache_key == waiting.cache_key and not job.cached and job.finished_at is not None
-            ]
-            found = [each for each in ended if each[0] >= waiting.created_at and not waiting.fresh]
-            return self._entries[max(found)[1]].job if found else None
+            return self.get(self._entries[job_id].ended_equal)
 
     @override
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:

@@ -206,19 +206,24 @@ def test_a_job_waits_while_an_equal_one_runs_unless_it_must_be_fresh(store: JobS
     assert heads(store) == sorted([duplicate.id, fresh.id])
 
 
-def test_the_equal_job_that_ended_last_since_a_job_came_is_found(store: JobStore) -> None:
+def test_the_equal_job_that_ended_last_while_a_job_was_queued_is_found(store: JobStore) -> None:
     first, second, third = add(store), add(store), add(store)
     fresh, other = add(store, fresh=True), add(store, cache_key="other")
     assert store.ended_equal(third.id) is None
     failed = Failed(token="t", failure=JobFailure(code="WORKER_FAILED", message="it did"))
     ways: list[tuple[Job, Input]] = [(first, DONE), (second, failed)]
     for number, (ended, how) in enumerate(ways):
-        happen(store, ended.id, claimed(), how, now=1e6 + number)
+        happen(store, ended.id, claimed(), how, now=1e6 - number)  # the clock may be set back
         found = store.ended_equal(third.id)
         assert found is not None
         assert found.id == ended.id
     assert (store.ended_equal(fresh.id), store.ended_equal(other.id)) == (None, None)
-    assert store.ended_equal(add(store, created_at=2e6).id) is None
+    for created_at in (0.0, 2e6):
+        later = add(store, created_at=created_at)
+        store.update(first.id, lambda known: observe(known, b"live", 3e6, went_back="a reason"))
+        assert store.ended_equal(later.id) is None
+    store.forget(finished_before=2e6, limit=10)
+    assert store.ended_equal(third.id) is None
 
 
 def test_a_claim_of_a_job_that_has_just_ended_is_none(store: JobStore) -> None:

@@ -182,7 +182,7 @@ class JobStore(ABC):
 
     @abstractmethod
     def ended_equal(self, job_id: str) -> Job | None:
-        """Return the job with the same key that a worker ended last since this one came; None for a fresh one."""
+        """Return the job with the same key that a worker ended last while this one was queued; None for a fresh one."""
 
     @abstractmethod
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:

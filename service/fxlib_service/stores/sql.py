@@ -271,8 +271,8 @@ class SqlJobStore(JobStore):
 
     @override
     def ended_equal(self, job_id: str) -> Job | None:
-        with self._reading() as db:
-            return _first(db, _ENDED_EQUAL, job_id=job_id)
+        ended = self._payload(job_id, _EQUAL)
+        return None if ended is None else self.get(ended.decode())
 
     @override
     def answer(self, cache_key: str, hardware: Collection[str]) -> Job | None:
@@ -355,9 +355,12 @@ class SqlJobStore(JobStore):
         row = db.execute(_LOCKED, {"job_id": job_id}).mappings().first()
         if row is None:
             return None
-        transition = decide(job_from_row(row))
+        known = job_from_row(row)
+        transition = decide(known)
         if transition.event is not None:
             db.execute(_JOBS.update().where(_JOBS.c.id == job_id), job_to_row(transition.job))
+        if transition.ends_equal_jobs(known):
+            db.execute(_NOTE_EQUAL, {"ended": job_id.encode(), "kind": _EQUAL, "cache_key": known.cache_key})
         self._store_outcome(db, transition)
         return transition
 
@@ -435,20 +438,14 @@ _MAY_BE_CLAIMED = sa.and_(
         ),
     ),
 )
-_WAITING = _JOBS.alias("waiting")
-_ENDED_EQUAL = (
-    sa.select(_JOBS)
-    .join(_WAITING, _JOBS.c.cache_key == _WAITING.c.cache_key)
-    .where(
-        _WAITING.c.id == sa.bindparam("job_id"),
-        _WAITING.c.fresh.is_(False),
-        _JOBS.c.state.in_((State.SUCCEEDED, State.FAILED)),
-        _JOBS.c.cached.is_(False),
-        _JOBS.c.finished_at >= _WAITING.c.created_at,
-    )
-    .order_by(_JOBS.c.finished_at.desc())
-    .limit(1)
-)
+_EQUAL: Final = "ended_equal"
+"""The kind of payload that holds the id of the equal job that ended last while this one was queued. It is stored as
+that job ends, since times cannot tell which came first: the clock may have been set back."""
+_NOTE_EQUAL = sa.text(
+    "INSERT INTO payloads (job_id, kind, body) SELECT id, :kind, :ended FROM jobs"
+    " WHERE cache_key = :cache_key AND state = 'queued' AND NOT fresh ORDER BY number"
+    " ON CONFLICT (job_id, kind) DO UPDATE SET body = excluded.body"
+).bindparams(sa.bindparam("ended", type_=sa.LargeBinary))
 _CLAIMABLE = sa.select(_JOBS.c.id).where(_JOBS.c.id == sa.bindparam("job_id"), _MAY_BE_CLAIMED)
 
 
