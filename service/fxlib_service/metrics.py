@@ -172,7 +172,7 @@ class Metrics:
         if job.cached:
             return
         result = jobs_pb2.JobResult.FromString(data)
-        self._models.record((job.namespace, job.name), Figures.of(result, at=job.finished_at or 0.0))
+        self._models.record((job.namespace, job.name), Figures.of(result, job_id=job.id))
         for phase, seconds in result.phase_seconds.items():
             if phase in _PHASES:
                 self._phase_s.labels(phase).observe(max(0.0, seconds), _example(job))
@@ -220,24 +220,24 @@ class Figures:
         qps_optimized: samples per second of the rewritten module.
         gain: relative gain, with its confidence interval.
         adopted: whether the rewrite was adopted.
-        at: when the job was answered, in seconds since the epoch.
+        job_id: id of the job.
     """
 
     qps_original: float | None
     qps_optimized: float | None
     gain: jobs_pb2.Estimate | None
     adopted: bool
-    at: float
+    job_id: str
 
     @staticmethod
-    def of(result: jobs_pb2.JobResult, *, at: float) -> Figures:
-        """Read the figures from an answer, which was given at a time."""
+    def of(result: jobs_pb2.JobResult, *, job_id: str) -> Figures:
+        """Read the figures from the answer to a job."""
         return Figures(
             qps_original=result.qps_original.value if result.HasField("qps_original") else None,
             qps_optimized=result.qps_optimized.value if result.HasField("qps_optimized") else None,
             gain=result.gain if result.HasField("gain") else None,
             adopted=result.decision == jobs_pb2.DECISION_ADOPT,
-            at=at,
+            job_id=job_id,
         )
 
 
@@ -277,10 +277,10 @@ class ModelFigures:
                 ((most, _),) = collections.Counter(namespace for namespace, _ in self._live).most_common(1)
                 del self._live[next(each for each in self._live if each[0] == most)]
 
-    def answered_at(self, model: _Model) -> float:
-        """Return when the answer with the model's figures was given, in seconds since the epoch; -inf if none was."""
-        row = self._rows.get(model)
-        return -math.inf if row is None else row[1].at
+    def answered_by(self) -> dict[_Model, str]:
+        """Return the ids of the jobs whose answers have the models' figures."""
+        with self._recording:
+            return {model: figures.job_id for model, (_, figures) in self._rows.items()}
 
     def reported_at(self, model: _Model) -> float:
         """Return when the model's live figures were reported, in nanoseconds since the epoch; -inf if none were."""

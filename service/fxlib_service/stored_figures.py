@@ -42,13 +42,19 @@ class StoredFigures:
             ServiceError: STORAGE_UNAVAILABLE.
         """
         store, read = self._ledger.store, self._ledger.read
+        known = self._models.answered_by()
         measured = await read(store.recent_answers, self._limit)
+        turn = {job.id: number for number, job in enumerate(reversed(measured))}
         for job in reversed(measured):
-            model, at = (job.namespace, job.name), job.finished_at or 0.0
-            if job.id in self._answers or at <= self._models.answered_at(model):
+            model = job.namespace, job.name
+            before = known.get(model, "")
+            if job.id in self._answers or turn[job.id] <= turn.get(before, -1):
                 continue
-            if (result := await read(store.result_of, job.id)) is not None:
-                self._models.record(model, Figures.of(jobs_pb2.JobResult.FromString(result), at=at))
+            result = await read(store.result_of, job.id)
+            if result is None or self._models.answered_by().get(model, "") != before:  # this service took one since
+                continue
+            self._models.record(model, Figures.of(jobs_pb2.JobResult.FromString(result), job_id=job.id))
+            known[model] = job.id
         self._answers = {job.id for job in measured}
         # A launcher may train with an answer from the cache as well.
         answered, _ = await read(store.page, JobFilter(states=("succeeded",)), beyond=None, limit=self._limit)

@@ -205,7 +205,7 @@ class MemoryJobStore(JobStore):
     @override
     def recent_answers(self, limit: int) -> Sequence[Job]:
         with self._lock:
-            return self._answered()[:limit]
+            return [job for job in reversed(self._in(State.SUCCEEDED)) if not job.cached][:limit]
 
     @override
     def see(self, worker: Worker, *, forget_before: float, gone: Collection[str] = ()) -> None:
@@ -265,10 +265,6 @@ class MemoryJobStore(JobStore):
         jobs = (entry.job for entry in self._entries.values())
         claimed = (job.started_at or 0.0 for job in jobs if job.namespace == namespace and not job.cached)
         return max((at for at in claimed if at <= now), default=0.0)
-
-    def _answered(self) -> list[Job]:
-        jobs = [job for job in self._in(State.SUCCEEDED) if not job.cached]
-        return sorted(jobs, key=lambda job: -(job.finished_at or 0.0))
 
 
 def _matches(job: Job, wanted: JobFilter) -> bool:

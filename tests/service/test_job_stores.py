@@ -283,6 +283,7 @@ def test_the_last_accepted_answer_is_found_though_the_clock_was_set_back(store: 
     happen(store, add(store).id, claimed(), DONE, now=1e6)
     newer = happen(store, add(store, fresh=True).id, claimed(), DONE, now=100.0)
     assert store.answer("k", {"cpu"}) == newer
+    assert store.recent_answers(1) == [newer]
 
 
 def test_only_a_worker_s_reusable_answer_is_found(store: JobStore) -> None:

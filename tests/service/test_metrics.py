@@ -23,7 +23,7 @@ def samples(core: Core) -> dict[str, float]:
 
 
 def figures(gain: float = 0.5) -> Figures:
-    return Figures.of(answer(gain=gain), at=0.0)
+    return Figures.of(answer(gain=gain), job_id="j")
 
 
 async def test_an_answer_is_counted_and_its_figures_shown() -> None:

@@ -190,7 +190,7 @@ class JobStore(ABC):
 
     @abstractmethod
     def recent_answers(self, limit: int) -> Sequence[Job]:
-        """Return up to `limit` jobs that workers answered, latest first."""
+        """Return up to `limit` jobs that workers answered, those accepted last first."""
 
     @abstractmethod
     def see(self, worker: Worker, *, forget_before: float, gone: Collection[str] = ()) -> None:

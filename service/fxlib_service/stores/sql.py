@@ -282,7 +282,7 @@ class SqlJobStore(JobStore):
     @override
     def recent_answers(self, limit: int) -> Sequence[Job]:
         with self._reading() as db:
-            return _all(db, _ANSWERED.order_by(_JOBS.c.finished_at.desc()).limit(limit))
+            return _all(db, _ANSWERED.order_by(_JOBS.c.number.desc()).limit(limit))
 
     @override
     def see(self, worker: Worker, *, forget_before: float, gone: Collection[str] = ()) -> None:
