@@ -103,6 +103,24 @@ def test_a_locked_database_is_unavailable(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_database_whose_file_has_gone_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
+    file, away = tmp_path / "jobs.sqlite", tmp_path / "away"
+    store = SqlJobStore(f"sqlite:///{file}")
+    first = add(store)
+    file.rename(away)
+    for replaced in (False, True):
+        if replaced:
+            file.write_bytes(away.read_bytes())
+        for ask in (store.ping, store.stats, lambda: add(store), lambda: store.release("a" * 64)):
+            with pytest.raises(ServiceError, match="the database was deleted, moved or replaced") as refusal:
+                ask()
+            assert refusal.value.code is Code.STORAGE_UNAVAILABLE
+    away.rename(file)
+    store.ping()
+    assert add(store, cache_key="other") != first == store.get(first.id)
+    store.close()
+
+
 def test_a_statement_that_is_wrong_is_the_service_s_own_fault() -> None:
     error = sa.exc.IntegrityError("INSERT", {}, sqlite3.IntegrityError("UNIQUE"))
     with pytest.raises(sa.exc.IntegrityError), translated():

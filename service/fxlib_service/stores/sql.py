@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import sqlalchemy as sa
@@ -56,8 +58,10 @@ class SqlJobStore(JobStore):
         self._write = self._engine(url)
         self._read = self._write.execution_options(read_only=True)
         self._direct = Composer(self._write)
+        self._file: int | None = None
         try:
             self._prepare()
+            self._file = self._found_file()
         except ServiceError as error:
             problem = storage_faults.in_full(error.__cause__)
             raise ServiceError(error.code, f"--database: the database cannot be used: {problem}") from error
@@ -88,13 +92,34 @@ class SqlJobStore(JobStore):
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
-        with storage_faults.translated(), self._write.begin() as db:
+        with self._there(), self._write.begin() as db:
             yield db
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
-        with storage_faults.translated(), self._read.begin() as db:
+        with self._there(), self._read.begin() as db:
             yield db
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        """Translate the faults of the storage, one of which is that SQLite's file was deleted, moved or replaced.
+
+        SQLite itself goes on with a file that has no name any more, and whatever is written there is lost.
+        """
+        with storage_faults.translated():
+            if self._file is not None and self._found_file() != self._file:
+                raise FileNotFoundError(errno.ENOENT, "the database was deleted, moved or replaced")
+            yield
+
+    def _found_file(self) -> int | None:
+        """Return the number of the file that is in the place of SQLite's; None if there is none."""
+        path = self._write.url.database
+        if not path or self._write.dialect.name != "sqlite":
+            return None
+        try:
+            return Path(path).stat().st_ino
+        except FileNotFoundError:
+            return None
 
     def _alone(self, db: sa.Connection | Direct, what: str) -> None:
         """Keep other writers of `what` out until the transaction ends; within one process, there is only one writer."""
@@ -117,7 +142,7 @@ class SqlJobStore(JobStore):
     @override
     def enter(self, new: Sequence[NewJob]) -> Sequence[Job | None]:
         ids = dict[int, str | None]()
-        with storage_faults.translated(), self._direct.transaction() as db:
+        with self._there(), self._direct.transaction() as db:
             # Sorted by namespace, so that two services never wait for each other's locks in a circle.
             for index in sorted(range(len(new)), key=lambda index: new[index].transition.job.namespace):
                 ids[index] = self._enter(db, new[index])
