@@ -29,6 +29,7 @@ from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, par
 from fxlib.runtime.guards.export_guards import GuardedCodeGen
 from fxlib.runtime.guards.fact_table import Facts
 from fxlib.runtime.guards.folded_weights import Mark
+from fxlib.runtime.lowering import backend_of
 from fxlib.runtime.mirrored_module import MirroredModule
 from fxlib.runtime.module_state import (
     Expected,
@@ -168,6 +169,9 @@ class CapturedModule(MirroredModule):
             guarded,
             reordered=order != sorted(order),
             reorders_backward=in_backward != sorted(in_backward),
+            compiles_backward=any(
+                backend is not None and not backend.keeps_weights for backend in map(backend_of, self.graph.nodes)
+            ),
             returns_several=len(results) > 1,
             tracks=tracks,
             returns_tracked=returns_tracked,
@@ -285,6 +289,8 @@ class CapturedModule(MirroredModule):
             return GuardFailure(stale, warns=not grad_enabled)
         if misfit := state.misfit(program.expected, args, kwargs):
             return GuardFailure(misfit, warns=True)
+        if program.compiles_backward and grad_enabled and state.conditions.backward_order.makes_graphs:
+            return GuardFailure("a backward made a graph (create_graph=True), and compiled parts have no other one")
         if program.reordered and grad_enabled:
             if reordered := state.conditions.reordered(given):
                 return GuardFailure(reordered)
@@ -372,7 +378,8 @@ class CapturedModule(MirroredModule):
             if self._program.returns_tracked and not forward.in_distributed_autograd:
                 keep_gradients(result)
             state.tape.add(forward.tracked, forward.backward, returned=self._program.returns_tracked)
-        if self._program.reorders_backward and grad_enabled and not torch.compiler.is_compiling():
+        watches = self._program.reorders_backward or self._program.compiles_backward
+        if watches and grad_enabled and not torch.compiler.is_compiling():
             state.conditions.backward_order.watch(result)
         return result
 
@@ -427,6 +434,8 @@ class _Program:
     """Whether nodes stand in another order than that of the program as captured."""
     reorders_backward: bool
     """Whether nodes through which backward runs stand in another order, and not just calls."""
+    compiles_backward: bool
+    """Whether a compiler has parts of the graph together with their backward, through which no other one runs."""
     returns_several: bool
     """Whether the caller gets several values."""
     tracks: bool

@@ -52,7 +52,8 @@ class _BackwardOrder:
     """Tells whether the order in which backward runs shows, as far as is known for one module."""
 
     def __init__(self) -> None:
-        self._makes_graphs = False
+        self.makes_graphs = False
+        """Whether a backward has made a graph (`create_graph=True`)."""
         self._handles = -1
         """The number of hooks that this process had registered, on anything, when the parameters were seen without."""
         self._seen: Sequence[int] = ()
@@ -67,7 +68,7 @@ class _BackwardOrder:
             returns_several: whether the forward returns several values. They may get hooks later; those of a single one
                 run first, whatever the order.
         """
-        if self._makes_graphs:
+        if self.makes_graphs:
             return "a backward made a graph (create_graph=True), and second derivatives add up in the order it runs in"
         hooked = sum(map(_has_hooks, arguments))
         if self._handles != RemovableHandle.next_id or self._seen is not parameters.identities:
@@ -81,7 +82,7 @@ class _BackwardOrder:
 
     def watch(self, result: Any) -> None:
         """Watch the result of a forward for a backward through it that makes a graph."""
-        if self._makes_graphs:
+        if self.makes_graphs:
             return
         known = self._handles == RemovableHandle.next_id
         many = result.values() if isinstance(result, dict) else result
@@ -95,8 +96,8 @@ class _BackwardOrder:
             self._handles = RemovableHandle.next_id
 
     def _came(self, _: Any) -> None:
-        if torch.is_grad_enabled() and not self._makes_graphs:
-            self._makes_graphs = True
+        if torch.is_grad_enabled() and not self.makes_graphs:
+            self.makes_graphs = True
             warnings.warn(
                 "a backward makes a graph (create_graph=True): second derivatives of this step may differ from the "
                 "original's in their last bits; that runs from the next forward on",

@@ -484,6 +484,24 @@ def test_a_training_step_compiled_by_inductor_has_the_gradients_of_the_original(
         assert all(relative_error(one, other) < 1e-5 for one, other in zip(each, found[0], strict=True))
 
 
+def test_where_a_backward_makes_a_graph_the_original_runs_in_place_of_compiled_parts() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    module = lowered(model, "inductor")
+
+    def penalty(run: nn.Module) -> Tensor:
+        x = torch.ones(3, 4, requires_grad=True)
+        (slope,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        model.zero_grad()
+        slope.square().sum().backward()
+        assert isinstance(model[0].weight.grad, Tensor)
+        return model[0].weight.grad.clone()
+
+    expected = penalty(model)
+    with pytest.warns(FxlibWarning, match="makes a graph"):
+        found = [penalty(module) for _ in range(3)]
+    assert all(relative_error(each, expected) < 1e-5 for each in found)
+
+
 @pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
 def test_a_backend_of_an_extra_computes_a_net(tower: Tower, backend: str) -> None:
     pytest.importorskip(backend, reason=f"the extra fxlib[{backend}] is not installed")
