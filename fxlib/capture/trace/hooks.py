@@ -17,7 +17,6 @@ from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.distributed.rpc import rref_proxy
 from torch.fx import Proxy
-from torch.utils import _pytree as pytree
 
 from fxlib.capture import source
 from fxlib.capture.handled_errors import capture_error
@@ -49,29 +48,10 @@ def install(interception: Interception, tracer: RemoteTracer, wrapped: Iterable[
     refusals.install(interception, tracer)
     apply: Any = torch.autograd.Function.apply
     interception.function(apply.__func__, _custom_function(tracer))
-    interception.method(torch.jit.ScriptFunction, "__call__", _scripted(tracer))
     for function in wrapped:
         if not isinstance(function, FunctionType):
             raise CaptureError(f"{function!r} is no Python function", where="wrap", hint="Wrap it in one.")
         interception.function(function, _leaf(tracer, function))
-
-
-def _scripted(tracer: RemoteTracer) -> Replace:
-    """Refuse calls of TorchScript functions with traced values: TorchScript cannot be traced, and crashes on these."""
-
-    def replace(original: Call) -> Call:
-        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            leaves = pytree.tree_leaves((args, kwargs))
-            if any(isinstance(each, Proxy) and each.tracer is tracer for each in leaves):
-                raise capture_error(
-                    f"the forward calls {function.name}, a function of TorchScript",
-                    hint="Call the Python function that it was scripted from, or give sample_inputs=.",
-                )
-            return original(function, *args, **kwargs)
-
-        return call
-
-    return replace
 
 
 def _install_rpc(interception: Interception, tracer: RemoteTracer) -> None:

@@ -24,6 +24,8 @@ from fxlib.capture.trace.values import IN_PLACE
 from fxlib.errors import CaptureError
 
 _ISSUE = "Issue calls with rpc_async instead."
+_WRITTEN_IN_CPP = "__torch__.torch.classes."
+"""The beginning of the names that torch gives to classes that are written in C++."""
 _BEFORE = "Set it before the forward."
 _FUNCTIONS: tuple[tuple[Any, str, str], ...] = (
     (threading.Thread.start, "the forward starts a thread", _ISSUE),
@@ -80,6 +82,8 @@ def install_everywhere(
     interception.method(
         rpc.PyRRef, "__init__", _refusal("the forward makes an RRef to a value", "Send the value itself.")
     )
+    for scripted in (torch.jit.ScriptFunction, torch._C.ScriptMethod):
+        interception.method(scripted, "__call__", _scripted)
 
 
 def _refusal(problem: str, hint: str) -> Replace:
@@ -99,6 +103,26 @@ def _users_refusal(problem: str, hint: str) -> Replace:
         return refuse
 
     return replace
+
+
+def _scripted(original: Call) -> Call:
+    """Refuse calls of TorchScript: what it returns may be detached, and its grad modes and decisions are not seen.
+
+    Methods of classes that are written in C++, as torch's packed weights are, are no TorchScript.
+    """
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = getattr(function.owner, "qualified_name", "") if isinstance(function, torch._C.ScriptMethod) else ""
+        if owner.startswith(_WRITTEN_IN_CPP):
+            return original(function, *args, **kwargs)
+        name = f"{owner.rpartition('.')[2]}.{function.name}" if owner else function.name
+        made_from = "nn.Module" if owner else "Python function"
+        raise capture_error(
+            f"the forward calls {name}, a function of TorchScript, which no graph can hold",
+            hint=f"Call the {made_from} that it was scripted or traced from, or keep what calls it whole with wrap=.",
+        )
+
+    return call
 
 
 def _tensor_question(tracer: RemoteTracer) -> Replace:

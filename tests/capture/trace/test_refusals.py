@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.distributed.rpc import rpc_async, rpc_sync
+from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 import fxlib
 from fxlib.errors import CaptureError, FxlibWarning
@@ -269,17 +271,61 @@ def _scripted(x: Tensor) -> Tensor:
     return x * 2
 
 
+@torch.jit.script
+def _noise(size: int) -> Tensor:
+    return torch.rand(size)
+
+
+class Doubles(nn.Module):
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+_SCRIPTED_MODULES = [torch.jit.script(Doubles())]  # in a list it is no submodule
+
+
 def _calls_torchscript(x: Tensor) -> Tensor:
     found: Tensor = _scripted(x)
     return found + 1
 
 
-def test_torchscript_is_refused_by_tracing_and_its_functions_are_exported() -> None:
-    with pytest.raises(CaptureError, match="_scripted, a function of TorchScript") as refused:
-        fxlib.capture(_calls_torchscript)
-    assert __file__ in refused.value.where
+@pytest.mark.parametrize("how", ["trace", "export"])
+@pytest.mark.parametrize(
+    "forward, called",
+    [
+        (_calls_torchscript, "_scripted"),
+        (lambda x: x + _noise(3), "_noise"),
+        (lambda x: checkpoint(_scripted, x, use_reentrant=False), "_scripted"),
+        (lambda x: _SCRIPTED_MODULES[0].forward(x) + 1, "Doubles.forward"),
+    ],
+)
+def test_calls_of_torchscript_are_refused(forward: Callable[[Tensor], Tensor], called: str, how: Any) -> None:
     x = torch.randn(3)
-    assert torch.equal(fxlib.capture(_calls_torchscript, sample_inputs=[x])(x), x * 2 + 1)
+    for _ in range(3):  # once it has run with gradients, TorchScript detaches what it computes in an export
+        forward(x.clone().requires_grad_()).sum().backward()
+    with pytest.raises(CaptureError, match=f"calls {called}, a function of TorchScript") as refused:
+        fxlib.capture(forward, sample_inputs=[x], how=how)
+    assert __file__ in refused.value.where
+
+
+def test_a_function_that_calls_torchscript_stays_whole() -> None:
+    x = torch.randn(3, requires_grad=True)
+    captured = fxlib.capture(lambda x: _calls_torchscript(x) + 1, wrap=[_calls_torchscript])
+    for _ in range(3):
+        assert torch.equal(torch.autograd.grad(captured(x).sum(), x)[0], torch.full((3,), 2.0))
+
+
+def test_modules_of_torchscript_are_refused() -> None:
+    x = torch.randn(3)
     scripted = torch.jit.trace(nn.Linear(3, 3), x)
     with pytest.raises(CaptureError, match="0: TopLevelTracedModule is a module of TorchScript"):
         fxlib.capture(nn.Sequential(scripted), sample_inputs=[x])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_method_of_a_class_of_cpp_is_no_torchscript() -> None:
+    weight = torch.quantize_per_tensor(torch.ones(2, 2), 1.0, 0, torch.qint8)
+    packed: Any = torch.ops.quantized.linear_prepack(weight, None)
+    x = torch.randn(2, 2)
+    assert torch.equal(fxlib.capture(lambda x: x * packed.unpack()[0].dequantize())(x), x)
