@@ -27,7 +27,7 @@ from fxlib.capture.handled_errors import capture_error, unswallowed
 from fxlib.capture.intercept import Interception, is_capturing, leave_logging_alone, one_at_a_time
 from fxlib.capture.metadata import annotate
 from fxlib.capture.recording import bytecode
-from fxlib.capture.recording.recorder import Recorder
+from fxlib.capture.recording.recorder import Recorder, StuckError
 from fxlib.capture.rrefs import RRefPaths
 from fxlib.capture.samples import Given, bind, left_at_defaults
 from fxlib.capture.state import DrawnError, generators_unused, unchanged
@@ -151,7 +151,7 @@ def _captured(
     try:
         return _traced(model, fixing)
     except CaptureError as error:
-        if sample_inputs is None:
+        if sample_inputs is None or isinstance(error, StuckError):
             raise
         refused = error
     if how != "trace":
@@ -195,7 +195,7 @@ def _traced(model: Model, options: Options, samples: Mapping[str, Any] | None = 
             captured._fxlib.captured_with = options
             return captured
         except CaptureError as error:
-            if not traced_through.keep_whole(error):
+            if isinstance(error, StuckError) or not traced_through.keep_whole(error):
                 raise
             _LOG.debug(
                 "%d modules with hooks or parametrizations stay one node each: %s", len(traced_through.whole), error

@@ -19,6 +19,8 @@ _SEEN_THROUGH: tuple[type, ...] = (
     *(type(OrderedDict().keys()), type(OrderedDict().values()), type(OrderedDict().items())),
     *(operator.itemgetter, operator.methodcaller),
 )
+_OFFSETS = frozenset({"__dictoffset__", "__vectorcalloffset__", "__weaklistoffset__"})
+"""Members by which a class written in C tells Python what its instances keep for Python alone; all others are state."""
 
 
 def elements(value: Any) -> Iterator[Any]:
@@ -54,7 +56,8 @@ def slots_of(kind: type) -> Iterator[str]:
     """Yield the names of the attributes that instances of a class keep in slots."""
     for base in kind.__mro__ if kind.__flags__ & HEAP_TYPE else ():
         if base.__flags__ & HEAP_TYPE and not is_torch(base.__module__):
-            yield from (name for name, each in base.__dict__.items() if type(each) is MemberDescriptorType)
+            members = (name for name, each in base.__dict__.items() if type(each) is MemberDescriptorType)
+            yield from (name for name in members if name not in _OFFSETS)
 
 
 def is_torch(module: str) -> bool:

@@ -106,6 +106,8 @@ class Record:
         """Warnings about large containers that the forward has searched, by the containers' ids."""
         self.written: dict[tuple[int, str], str] = {}
         """The place where the forward first wrote to each attribute of a module, by the module's id and the name."""
+        self.stuck: list[Fact] = []
+        """The facts that the forward has changed, and that cannot be put back."""
         self._made: list[tuple[weakref.ref[Any], str]] = []
         self._alone = True
         """Whether this was the only thread when the forward began."""
@@ -306,30 +308,37 @@ class Record:
         for cache, misses, entries in self._functions.caches.values():
             if cache.cache_info().misses != misses:
                 _forget_results(cache, entries)
-        changed, alone, others = [], self._alone and threading.active_count() == 1, ""
+        changed: list[Fact] = []
+        others: list[Fact] = []
+        alone = self._alone and threading.active_count() == 1
         for place, fact in list(self._facts.items()):
-            if fact.kind is Kind.MEMO:
-                if (now := fact.now()) is not Mark.ABSENT:
-                    fact.value = now
-                fact.restore()
-                if not _is_constant(fact.value):  # a run that fills the cache keeps one value for all steps
-                    changed.append(fact)
-                continue
-            if fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict):
-                fact.value = tuple((key, _unwrapped(each, dict.get(fact.owner, key))) for key, each in fact.value)
-            if fact.kind is Kind.CODE or fact.holds():  # the code is put back later
-                continue
-            if fact.kind is Kind.QUESTION or is_ours(fact.value):
-                fact.value = fact.now()  # its value outside the trace
-                continue
-            if not (alone or fact.where or _is_cache(fact)):
-                others = others or str(fact)
-                continue
+            try:
+                self._put_back(fact, changed, others, alone=alone)
+            except Exception:  # noqa: BLE001 - whatever an object raises, the other facts are put back
+                self.stuck.append(self._facts.pop(place))
+        return changed, str(others[0]) if others else ""
+
+    def _put_back(self, fact: Fact, changed: list[Fact], others: list[Fact], *, alone: bool) -> None:
+        """Put back what was found, and add the fact to those that the forward, or another thread, has changed."""
+        if fact.kind is Kind.MEMO:
+            if (now := fact.now()) is not Mark.ABSENT:
+                fact.value = now
+            fact.restore()
+            if not _is_constant(fact.value):  # a run that fills the cache keeps one value for all steps
+                changed.append(fact)
+            return
+        if fact.kind is Kind.CONTENTS and isinstance(fact.owner, dict):
+            fact.value = tuple((key, _unwrapped(each, dict.get(fact.owner, key))) for key, each in fact.value)
+        if fact.kind is Kind.CODE or fact.holds():  # the code is put back later
+            return
+        if fact.kind is Kind.QUESTION or is_ours(fact.value):
+            fact.value = fact.now()  # its value outside the trace
+        elif not (alone or fact.where or _is_cache(fact)):
+            others.append(fact)
+        else:
             fact.restore()
             if not _is_cache(fact):
                 changed.append(fact)
-            self._facts[place] = fact
-        return changed, others
 
     def leave(self) -> Fact | None:
         """Set each fact to its present value, now that the capture's replacements are gone.

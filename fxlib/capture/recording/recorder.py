@@ -32,6 +32,10 @@ from fxlib.runtime.guards.capture_facts import Fact, Kind
 from fxlib.runtime.guards.fact_table import Facts
 
 
+class StuckError(CaptureError):
+    """The error for a change that a capture cannot put back; another attempt would not find the program as it was."""
+
+
 class Recorder:
     """Records everything that instrumented functions do while the forward of one capture runs.
 
@@ -75,6 +79,13 @@ class Recorder:
                 where=source.of_definition(getattr(type(self._model), "forward", self._model)),
                 hint="Ask before the forward, and keep the answer as an attribute of the model.",
             )
+        if self._record.stuck and (error is None or isinstance(error, Exception)):
+            fact = self._record.stuck[0]
+            raise StuckError(
+                f"the forward changes {fact}, and a capture cannot put it back",
+                where=fact.where or source.of_definition(getattr(type(self._model), "forward", self._model)),
+                hint="Do this outside of the forward, and capture a new model.",
+            ) from error
         if error is None and self._changed_when_sent is not None:
             raise self._changed_when_sent
         if error is None and self._changed:

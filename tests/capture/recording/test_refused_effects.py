@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from typing import Any
 
@@ -24,6 +26,12 @@ def _as_it_was() -> Any:
     globals()["STEPS"], Plain.shared = steps, shared
     SEEN[:] = seen
     MASKS.clear()
+
+
+@pytest.fixture
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no thread of pytest's be what may have changed something."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
 
 
 def helper(x: torch.Tensor) -> torch.Tensor:
@@ -137,3 +145,41 @@ def test_what_outlives_the_forward_is_refused_with_its_line_and_undone(run: Run,
     )  # fmt: skip
     assert isinstance(model(X), torch.Tensor)
     assert count_in_a_function is not run or helper.__dict__.pop("calls") == 1
+
+
+def replace_a_partial(m: Any, x: torch.Tensor) -> Any:
+    m.plain.value += 1
+    y = m.partial(x)
+    m.partial.__setstate__((torch.add, (2.0,), {}, {}))
+    m.sizes[0] += 1
+    return y
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("how", ["trace", "export", "auto"])
+def test_a_change_that_cannot_be_put_back_is_named_and_keeps_no_other(how: Any) -> None:
+    model = (Model if how == "trace" else Sized)(replace_a_partial)
+    with pytest.raises(CaptureError, match=r"changes partial\.func, and a capture cannot put it back"):
+        fxlib.capture(model, sample_inputs=[X], how=how)
+    assert (model.plain.value, model.sizes) == (Plain().value, [1.0, 2.0])
+
+
+def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+    return x * by
+
+
+def call_partials_for_the_first_time(m: Any, x: torch.Tensor) -> Any:
+    for each in sorted(m.partials, key=lambda each: each.keywords["by"]):
+        x = each(x)
+    return x
+
+
+@HOW
+@pytest.mark.usefixtures("_alone")
+def test_what_python_notes_in_a_partial_at_its_first_call_is_no_change(how: Any) -> None:
+    model = (Model if how == "trace" else Sized)(call_partials_for_the_first_time)
+    model.partials = [functools.partial(scaled, by=3.0), functools.partial(scaled, by=2.0)]  # type: ignore[assignment]
+    captured = fxlib.capture(model, sample_inputs=[X], how=how)
+    for _ in range(2):
+        assert torch.equal(captured(X), model(X))
+    assert fxlib.usage(captured).original == {}
