@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, Self
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 from typing_extensions import override
@@ -127,6 +128,30 @@ class MirroredModule(GraphModule):
         state = self._fxlib
         if state.mirror is not None:
             state.mirror.follow(self, state.constants, is_linked=state.conditions.module is self)
+
+    def _catch_up(self) -> None:
+        """Follow the original before the parts of the root are read; dynamo reads them as it finds them."""
+        if not torch.compiler.is_dynamo_compiling() and (mirror := self._mirror()) is not None:
+            mirror.follow(self, self._fxlib.constants, is_linked=True)
+
+    def _is_followed(self, table: str, name: str) -> bool:
+        """Return whether a part of the root is the original's, too, or whether there is no original to ask."""
+        state = self.__dict__.get("_fxlib")
+        if state is None or state.mirror is None:
+            return True
+        theirs = state.mirror.original.__dict__.get(table, {})
+        return theirs.get(name, theirs) is self.__dict__[table][name]
+
+    @override
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules right below the root, as they are on the original now."""
+        self._catch_up()
+        yield from super().named_children()
+
+    @override
+    def _named_members(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        self._catch_up()
+        yield from super()._named_members(*args, **kwargs)
 
     def _mirror(self) -> Mirror | None:
         """Return the link to the original; None if there is no original, or either of the two is not complete.

@@ -198,7 +198,10 @@ class CapturedModule(MirroredModule):
         own = self.__dict__
         for table in TABLES:  # faster than torch's own lookup, as generated code asks for each attribute
             if table in own and name in own[table]:
-                return own[table][name]
+                if torch.compiler.is_dynamo_compiling() or self._is_followed(table, name):
+                    return own[table][name]
+                self._catch_up()
+                break
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -266,6 +269,7 @@ class CapturedModule(MirroredModule):
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
         """Yield modules as any module does, but leave out each `RemoteModule`, which has none here and would raise."""
+        self._catch_up()
         if next(remote_modules(self), None) is None:
             yield from super().named_modules(memo, prefix, remove_duplicate)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -29,6 +29,17 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(x)))
+
+
+class Scaled(Layers):
+    """Has a parameter at its root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.scale)
 
 
 def sharded(model: Layers, *, within: bool) -> nn.Module:
@@ -67,3 +78,25 @@ def test_a_sharded_model_steps_as_it_does_by_itself(*, within: bool, steps_befor
     found, expected = step(captured, x), step(plain, x)
     assert len(found) == len(expected) == 5
     assert all(map(torch.equal, found, expected))
+
+
+def sharded_first(model: nn.Module) -> nn.Module:
+    return fxlib.capture(fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
+
+
+@pytest.mark.parametrize("wrapped", [sharded_first])
+@pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning", "ignore:FSDP:UserWarning")
+def test_a_sharded_model_with_a_parameter_at_its_root_trains_as_it_does_by_itself(
+    wrapped: Callable[[nn.Module], nn.Module],
+) -> None:
+    plain, x = Scaled(), torch.randn(4, 3)
+    model = wrapped(copy.deepcopy(plain))
+    for each in (plain, model):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        for _ in range(3):
+            each.zero_grad()
+            each(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(each.parameters(), 0.05)
+            optimizer.step()
+    found = [each.full_tensor() if isinstance(each, DTensor) else each for each in model.parameters()]
+    assert all(map(torch.allclose, found, plain.parameters()))

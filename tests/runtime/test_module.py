@@ -5,13 +5,18 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.fx import Graph, symbolic_trace
+from torch.utils import _pytree as pytree
 
 import fxlib
 from fxlib.errors import CaptureError, WireError
@@ -195,6 +200,53 @@ def test_parts_that_the_model_replaces_are_taken_over_in_their_own_tables() -> N
         for kind in ("named_parameters", "named_buffers", "named_children"):
             assert dict(getattr(module, kind)()) == dict(getattr(model, kind)())
         model.linear, model.mask, model.scale = nn.Linear(4, 4), torch.zeros(4), nn.Parameter(torch.zeros(4))
+
+
+REPLACED: dict[str, Callable[[Any], object]] = {
+    "a parameter": lambda model: setattr(model, "scale", nn.Parameter(torch.zeros(4))),
+    "a layer": lambda model: setattr(model, "linear", nn.Linear(4, 4)),
+    "a new parameter": lambda model: setattr(model, "gain", nn.Parameter(torch.zeros(4))),
+    "no buffer": lambda model: delattr(model, "mask"),
+    "loaded weights": lambda model: model.load_state_dict(Masked().state_dict(), assign=True),
+    "another type": nn.Module.double,
+    "sharded": lambda model: fully_shard(model, mesh=init_device_mesh("cpu", (1,))),
+}
+SEEN: dict[str, Callable[[Any], Any]] = {
+    "parameters": lambda module: dict(module.named_parameters()),
+    "the root's parameters": lambda module: dict(module.named_parameters(recurse=False)),
+    "buffers": lambda module: dict(module.named_buffers()),
+    "children": lambda module: dict(module.named_children()),
+    "modules": lambda module: list(module.modules())[1:],
+    "attributes": lambda module: [getattr(module, name, None) for name in ("scale", "linear", "mask", "gain")],
+    "parameters within another": lambda module: list(nn.Sequential(module).parameters()),
+}
+
+
+@pytest.mark.parametrize("rewritten", [False, True], ids=["captured", "rewritten"])
+@pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
+@pytest.mark.parametrize("change", REPLACED.values(), ids=REPLACED)
+def test_what_is_replaced_on_the_model_is_seen_before_the_next_forward(
+    change: Callable[[Any], object], seen: Callable[[Any], Any], tmp_path: Path, *, rewritten: bool
+) -> None:
+    model = Masked()
+    module = fxlib.optimize(fxlib.capture(model)) if rewritten else fxlib.capture(model)
+    with process_group(tmp_path) if change is REPLACED["sharded"] else nullcontext():
+        change(model)
+        found, expected = pytree.tree_leaves(seen(module)), pytree.tree_leaves(seen(model))
+        assert all(each is one for each, one in zip(found, expected, strict=True))
+
+
+def test_gradients_of_what_the_model_has_now_are_reset_and_asked_for() -> None:
+    model, plain = Masked(), Masked()
+    module = fxlib.capture(model)
+    for each in (model, plain):
+        each.scale = nn.Parameter(torch.ones(4))
+        each.scale.grad = torch.ones(4)
+    for changed in (module, plain):
+        changed.zero_grad()
+        changed.requires_grad_(False)
+    assert model.scale.grad is plain.scale.grad is None
+    assert not any(each.requires_grad for each in model.parameters())
 
 
 def test_a_part_that_is_deleted_from_the_graphs_module_stays_the_models() -> None:
