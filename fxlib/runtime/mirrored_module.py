@@ -51,6 +51,8 @@ class MirroredModule(GraphModule):
                 mirror.replace(name, _bound_to(original, value, self))
             self._follow()  # a setter may have replaced something else
             return
+        if isinstance(value, (nn.Parameter, nn.Module)):
+            original.__dict__.pop(name, None)  # it takes the place of a plain attribute, and answers for none
         super().__setattr__(name, value)
         if name in state.constants or name == "training" or is_originals or name in mirror.shared:
             mirror.replace(name, value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, init_device_mesh
 
 import fxlib
@@ -84,7 +84,11 @@ def sharded_first(model: nn.Module) -> nn.Module:
     return fxlib.capture(fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
 
 
-@pytest.mark.parametrize("wrapped", [sharded_first])
+def sharded_last(model: nn.Module) -> nn.Module:
+    return FullyShardedDataParallel(fxlib.capture(model), device_id=torch.device("cpu"), use_orig_params=True)
+
+
+@pytest.mark.parametrize("wrapped", [sharded_first, sharded_last])
 @pytest.mark.filterwarnings("ignore::fxlib.errors.FxlibWarning", "ignore:FSDP:UserWarning")
 def test_a_sharded_model_with_a_parameter_at_its_root_trains_as_it_does_by_itself(
     wrapped: Callable[[nn.Module], nn.Module],

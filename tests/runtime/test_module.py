@@ -249,6 +249,15 @@ def test_gradients_of_what_the_model_has_now_are_reset_and_asked_for() -> None:
     assert not any(each.requires_grad for each in model.parameters())
 
 
+@pytest.mark.parametrize("kind", [nn.Parameter, lambda _: nn.Identity()], ids=["parameter", "module"])
+def test_a_part_takes_the_place_of_a_plain_tensor_on_both(kind: Callable[[torch.Tensor], Any]) -> None:
+    module: Any = captured()
+    model = original_of(module)
+    module.shift = part = kind(torch.zeros(4))
+    assert module.shift is model.shift is part
+    assert not any("shift" in each.__dict__ for each in (module, model))
+
+
 def test_a_part_that_is_deleted_from_the_graphs_module_stays_the_models() -> None:
     model: Any = Behind()
     module = fxlib.capture(model)
