@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn, zeros
 from torch.nn import functional as F
+from torch.nn.modules._functions import CrossMapLRN2d
 
 import fxlib
 from fxlib import wire
@@ -162,6 +163,12 @@ def calls_a_function_with_a_backward_of_its_own(x: torch.Tensor) -> Any:
     weight = x.clone().requires_grad_()
     doubled: torch.Tensor = Doubled.apply(weight)  # type: ignore[no-untyped-call]
     return torch.autograd.grad(doubled.sum(), weight)[0]
+
+
+def calls_a_function_of_torchs_with_a_backward_of_its_own(x: torch.Tensor) -> Any:
+    weight = x.reshape(1, -1, 1, 1).clone().requires_grad_()
+    normed: torch.Tensor = CrossMapLRN2d.apply(weight, 3)
+    return torch.autograd.grad(normed.sum(), weight)[0]
 
 
 PROGRAMS: list[Callable[..., Any]] = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +14,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import rref_proxy
 from torch.nn.modules import activation
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointFunction
 
 from fxlib.capture import source
 from fxlib.capture.export.calls import ExportRecorder
@@ -38,7 +38,7 @@ def install(interception: Interception, remote: ExportRecorder) -> None:
     interception.method(torch.overrides, "has_torch_function", _unasked_by_attention)
     interception.function(activation._is_make_fx_tracing, _fused_attention)
     apply: Any = torch.autograd.Function.apply
-    interception.function(apply.__func__, _lost("a torch.autograd.Function, whose backward export would lose"))
+    interception.function(apply.__func__, _custom_function)
     interception.function(torch.Tensor.register_hook, _lost("a hook on a tensor, which export would lose"))
     for backward in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad):
         interception.function(backward, _lost("a backward, which export would lose"))
@@ -162,13 +162,27 @@ def _client(name: str) -> Replace:
     return lambda _: refuse
 
 
-def _lost(what: str) -> Callable[[Call], Call]:
+def _custom_function(original: Call) -> Call:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction and torch.is_grad_enabled():
+            raise refusals.reentrant_checkpoint()
+        _refuse_lost("a torch.autograd.Function, whose backward export would lose")
+        return original(cls, *args, **kwargs)
+
+    return apply
+
+
+def _refuse_lost(what: str) -> None:
+    """Refuse what the user's code calls where gradients are recorded; a replacement asks."""
+    if torch.is_grad_enabled() and source.asked_by_users(sys._getframe(4)):  # past it and the interception's frames
+        hint = "Move it out of the forward, or capture without grad mode."
+        raise capture_error(f"the forward uses {what}", hint=hint)
+
+
+def _lost(what: str) -> Replace:
     def replace(original: Call) -> Call:
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() and source.asked_by_users(sys._getframe(3)):
-                raise capture_error(
-                    f"the forward uses {what}", hint="Move it out of the forward, or capture without grad mode."
-                )
+            _refuse_lost(what)
             return original(*args, **kwargs)
 
         return replacement

@@ -17,6 +17,7 @@ from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import _RemoteModule
 from torch.distributed.rpc import rref_proxy
 from torch.fx import Proxy
+from torch.utils.checkpoint import CheckpointFunction
 
 from fxlib.capture import source
 from fxlib.capture.handled_errors import capture_error
@@ -156,6 +157,8 @@ def _custom_function(tracer: RemoteTracer) -> Replace:
     kept: dict[type, Call] = {}
 
     def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:
+            raise refusals.reentrant_checkpoint()
         function = kept.setdefault(cls, _named(f"{cls.__name__}_apply", cls))
         return tracer.create_proxy("call_function", function, args, kwargs, name=cls.__name__)
 
@@ -166,9 +169,9 @@ def _named(name: str, cls: Any) -> Call:
     def apply(*args: Any, **kwargs: Any) -> Any:
         return cls.apply(*args, **kwargs)
 
-    # Generated code finds a function by this name; the method's own name would be looked up in torch.
+    # Generated code finds a function by this name; the method's own name, or one in torch, would be looked up there.
     apply.__name__ = apply.__qualname__ = name
-    apply.__module__ = cls.__module__
+    apply.__module__ = __name__ if cls.__module__.startswith("torch.") else cls.__module__
     apply.__wrapped__ = cls.apply  # type: ignore[attr-defined]  # it is the same in every capture
     return apply
 

@@ -51,6 +51,14 @@ CHECKPOINT_WRITES = "the forward checkpoints a part that writes to buffers, and 
 CHECKPOINT_HINT = "Keep this part whole with leaf_modules= or wrap=, or take the checkpoint away."
 
 
+def reentrant_checkpoint() -> CaptureError:
+    """Return the refusal of a checkpoint whose backward enters autograd again, for gradients that no graph records."""
+    return capture_error(
+        "the forward checkpoints a part with re-entry (use_reentrant=True), whose backward no graph can hold",
+        hint="Give torch.utils.checkpoint use_reentrant=False.",
+    )
+
+
 def install(interception: Interception, tracer: RemoteTracer) -> None:
     """Install all refusals for one trace."""
     begun: dict[int, Node | None] = {}

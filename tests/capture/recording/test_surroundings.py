@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Number
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -187,6 +187,14 @@ def test_a_forward_knows_the_autocast_that_it_enters() -> None:
 
 def test_checkpoints_are_traced_through() -> None:
     same(lambda x: checkpoint(torch.exp, x, use_reentrant=False), torch.zeros(2))
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_a_checkpoint_with_re_entry_is_refused(how: Literal["trace", "export"]) -> None:
+    x = torch.zeros(2, requires_grad=True)
+    with pytest.raises(CaptureError, match=r"with re-entry .* use_reentrant=False"):
+        fxlib.capture(lambda x: checkpoint(torch.exp, x, use_reentrant=True), sample_inputs=[x], how=how)
+    assert torch.is_grad_enabled()
 
 
 class Checkpointed(nn.Module):
