@@ -46,7 +46,7 @@ from fxlib.runtime.ops.contract_lookup import contracts_in
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.ops.timeline import current_recording
 from fxlib.runtime.results import returned
-from fxlib.runtime.submodules import TABLES, local_modules, remote_modules
+from fxlib.runtime.submodules import TABLES, SubmoduleCache, local_modules, remote_modules
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import keep_gradients
 
@@ -406,17 +406,25 @@ class CapturedModule(MirroredModule):
         return self._program.generated if program is self else type(program).forward
 
 
-skip(CapturedModule._run.__code__, inner=False)
-skip(CapturedModule._run_after.__code__, inner=False)
 for _each in (
     CapturedModule._follow,
+    CapturedModule._what_runs,
+    CapturedModule._generated,
+    SubmoduleCache.of,
     GraphSet.fitting,
+    GraphSet.original_runs,
+    ModuleState.tell_of_original,
+    holds_the_same,
+    lend_state,
     current_recording,
     Tape.add,
     keep_gradients,
     ForwardContext.__init__,
 ):
     skip(_each.__code__)
+for _code in (CapturedModule._run.__code__, CapturedModule._run_after.__code__, own_code.run.__code__):
+    skip(_code, inner=False)
+break_at(CapturedModule._follow)  # dynamo compiles the original's forward together with what runs it
 
 
 def outdated(module: nn.Module) -> str:

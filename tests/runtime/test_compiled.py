@@ -74,6 +74,14 @@ def test_there_are_no_more_graph_breaks_than_in_the_original(model: type[nn.Modu
         assert said == []
 
 
+def test_the_original_is_compiled_as_by_itself_and_nothing_is_said() -> None:
+    model = Local()
+    module = fxlib.capture(model)
+    model.top.register_forward_hook(lambda _module, _given, result: result * 2)
+    assert compiled(module) == (0, [])
+    assert fxlib.usage(module).original
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which dynamo looks at
 def test_gradients_are_pushed_as_they_are_uncompiled() -> None:
     found = []
