@@ -367,8 +367,8 @@ class Rows:
             repair: the rows.
             results: returns the results of the calls that read them, or raises.
         """
-        self.changed, self._sampled = _NONE, None
         self._repaired.append((repair, results))
+        self.changed, self._sampled = _NONE, None  # from here on, a forward of another thread may take the rows
 
     def forget(self) -> None:
         """Forget the rows that were read, and which of them have changed, so that all are read anew."""

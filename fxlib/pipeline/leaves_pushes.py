@@ -40,7 +40,11 @@ class LeavesPushes(ABC):
         """The thread that makes the pushes of a step; None while none does."""
         self._making: int | None = None
         """The thread that makes this object's own calls; None while none does."""
+        self._prepared = set[Request]()
+        """The requests that know the pushes of this step."""
         self._settling = RLock()
+        self._preparing = RLock()
+        """Held by a thread while it prepares requests for pushes, makes them, or gives them to a forward."""
 
     @abstractmethod
     def drop(self) -> None:
@@ -64,6 +68,11 @@ class LeavesPushes(ABC):
         """Return all requests that no forward has taken."""
 
     @property
+    def _others_push(self) -> bool:
+        """Whether another thread makes the pushes of a step."""
+        return self._pushing is not None and self._pushing != get_ident()
+
+    @property
     def may_leave_pushes(self) -> bool:
         """Whether `push_gradients` may return before its pushes are answered.
 
@@ -74,10 +83,11 @@ class LeavesPushes(ABC):
     def left(self, pushes: PushesInFlight) -> None:
         """Note that the pushes of a step were sent; `settle_pushes` will wait for them."""
         self.pushing()
-        self._pushing = None
-        writes = [each for each in WATCH.in_flight if each not in self._others_writes]
-        self._left = _Left(pushes=pushes, step=self._batches + 1, writes=writes)
-        self._step_pushed()
+        with self._preparing:
+            self._pushing = self._pushing if self._others_push else None
+            writes = [each for each in WATCH.in_flight if each not in self._others_writes]
+            self._left = _Left(pushes=pushes, step=self._batches + 1, writes=writes)
+            self._step_pushed()
 
     def settle_pushes(self) -> None:
         """Wait for pushes that were left in flight; while one thread waits for them, they count as left for all others.
@@ -102,9 +112,10 @@ class LeavesPushes(ABC):
                 self.drop()
                 raise
             finally:
-                self._left = self._pushing = None
                 for each in self._waiting():
                     each.rides = False
+                self._prepared.clear()
+                self._left = self._pushing = None
 
     def calls(self) -> None:
         """Settle pushes in flight, before this process makes any remote call other than pushes and calls ahead."""

@@ -163,8 +163,9 @@ class ModuleAhead(LeavesPushes):
         WATCH.add(self, program.contracts, program.methods)
         if len(self._entries) >= MOST_AHEAD + (self._asked_depth or 0):
             self.expire(self._entries[0])
-        self._entries.append(entry)
-        self._make(entry, 1 + sum(not each.is_due for each in tuple(self._entries)), pushed=False)
+        with self._preparing:
+            self._entries.append(entry)
+            self._make(entry, 1 + sum(not each.is_due for each in tuple(self._entries)), pushed=False)
         return entry
 
     def expire(self, entry: Entry) -> None:
@@ -239,10 +240,11 @@ class ModuleAhead(LeavesPushes):
 
     def passed(self, entry: Entry | None) -> None:
         """Note that the step of a loop's batch is over; `entry` has the calls that were made ahead for it, if any."""
-        self._period.step_over()
-        self._batches += 1
-        if self._period.steps is None and not self._most_stale:
-            self._choice.step_ended()
+        with self._preparing:
+            self._period.step_over()
+            self._batches += 1
+            if self._period.steps is None and not self._most_stale:
+                self._choice.step_ended()
         if entry is not None:
             self.expire(entry)
 
@@ -266,7 +268,9 @@ class ModuleAhead(LeavesPushes):
 
     def drop(self) -> None:
         """Forget all results that were fetched, since the servers may hold other values."""
-        self._pushing = None
+        if not self._others_push:
+            self._pushing = None
+        self._prepared.clear()
         self._forget_blocks()
         for each in self._waiting():
             each.drop()
@@ -278,13 +282,12 @@ class ModuleAhead(LeavesPushes):
             each.make_way(states)
 
     def written(self, states: frozenset[ServerState]) -> None:
-        """Forget reads of states that a call is about to write, unless the call is one of this step's pushes."""
+        """Forget reads of states that a call is about to write, unless it is a push of this step that they know."""
         own = self._pushing is not None and self._pushing == get_ident()
-        if not own:
-            self._blocks = [each for each in self._blocks if not meet(each.reads, states)]
+        self._blocks = [each for each in self._blocks if not meet(each.reads, states)]
         for entry in self._kept():
-            for each in entry.waiting:
-                if own and each.is_prepared:
+            for each in filter(None, entry.requests):
+                if own and each in self._prepared and each.is_prepared:
                     continue
                 if each.written(states):
                     self._made_in_vain(each)
@@ -313,9 +316,10 @@ class ModuleAhead(LeavesPushes):
         running.append(None)
         if self._entries and self._trainers.have_joined():
             self.synchronized()
-        found = self._matching(module, args, kwargs) if self._entries else None
-        if found is None or not self._takes_out(found[0]):
-            return generated
+        with self._preparing:
+            found = self._matching(module, args, kwargs) if self._entries else None
+            if found is None or not self._takes_out(found[0]):
+                return generated
         entry, unchanged = found
         if not self._loops:
             self._period.step_over()
@@ -357,11 +361,19 @@ class ModuleAhead(LeavesPushes):
         blocks = request.rows.blocks()
         if request.why_not_with_state or (request.rows.known and not blocks):
             self._without_state.add(request.call.node)
-        if self._programs.grad_enabled and self._loops and len(self._blocks) < MOST_BLOCKS:
+        has_room = len(self._blocks) < MOST_BLOCKS
+        if self._programs.grad_enabled and self._loops and has_room and not request.is_overwritten:
             self._blocks += blocks
 
     def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
         """Return the reads that may travel with the next pushes."""
+        with self._preparing:
+            if self._left is None and not self._others_push:
+                return self._prepare(pushes)
+            self.drop()  # another thread makes pushes, too, so which of them come before a read is not known
+            return []
+
+    def _prepare(self, pushes: Sequence[Push]) -> Sequence[Rider]:
         travelling: list[Travels] = []
         several = self._several_trainers
         if several and not self._most_stale:
@@ -371,9 +383,11 @@ class ModuleAhead(LeavesPushes):
         self._updates = Updates(pushes, blocks) if blocks and not several else None
         states = _written_by(pushes) if self._most_stale else frozenset()
         covered = self._period.covered(in_loop=self._loops > 0)
+        self._prepared.clear()
         for before, entry in self._to_come():
             is_next = before < covered and not several
             for each in entry.waiting:
+                self._prepared.add(each)
                 if each.is_behind_push and not (self._most_stale and each.misses(states, most=self._most_stale)):
                     each.pushed(pushes, sample=sample if is_next else None, updates=self._updates)
                     if is_next:
@@ -399,11 +413,16 @@ class ModuleAhead(LeavesPushes):
     def pushed(self) -> None:
         """Note that the pushes of a step were made, and make the reads that had to wait for them."""
         self.pushing()
-        self._forget_blocks()
-        self._pushing = None
-        self._step_pushed()
-        for before, entry in self._to_come():
-            self._make(entry, before, pushed=True)
+        with self._preparing:
+            self._step_pushed()
+            if self._others_push:
+                self.drop()
+                return
+            self._forget_blocks()
+            self._prepared.clear()
+            self._pushing = None
+            for before, entry in self._to_come():
+                self._make(entry, before, pushed=True)
 
     def _step_pushed(self) -> None:
         if self._loops and not self._most_stale:
@@ -455,6 +474,7 @@ class ModuleAhead(LeavesPushes):
             request.make(stale=stale)
             return
         request.make(beside=left.writes, stale=stale)
+        self._prepared.add(request)
         if request.rows is None:
             request.misses(_written_by(left.pushes.pushes), most=self._most_stale)
         else:
@@ -463,6 +483,8 @@ class ModuleAhead(LeavesPushes):
 
     def _may_leave(self, request: Request, before: int, *, pushed: bool, stale: bool) -> bool:
         """Whether a call need not wait for a push, and need not be left to its forward because others keep writing."""
+        if request.is_behind_push and self._others_push:
+            return False
         waits = request.is_behind_push and not stale and (request.rows is None or self._several_trainers)
         if waits and not self._is_free(before, pushed=pushed):
             return False

@@ -51,6 +51,9 @@ class State(Enum):
     TAKEN = "its forward has it"
 
 
+_READ = (State.IN_FLIGHT, State.TAKEN)
+
+
 class Request:
     """One call, with its arguments as the prologue made them.
 
@@ -63,6 +66,7 @@ class Request:
         why_not_by_keys: why its result can no longer be repaired row by row; empty if it can.
         why_not_with_state: why its rows are no longer read with their state; empty if they can be.
         is_updated: whether its rows are about to be updated in the same way as the current pushes update them.
+        is_overwritten: whether what it has read is out of date by now.
     """
 
     __slots__ = (
@@ -72,6 +76,7 @@ class Request:
         "_message",
         "_others",
         "call",
+        "is_overwritten",
         "is_updated",
         "missed",
         "rides",
@@ -94,7 +99,7 @@ class Request:
         self.state = State.PARKED
         self.rides = False
         self.why_not_by_keys = self.why_not_with_state = ""
-        self.is_updated = False
+        self.is_updated = self.is_overwritten = False
         self.missed = 0
         self._is_counted = False
         """Whether `missed` counts the current pushes."""
@@ -156,11 +161,12 @@ class Request:
 
     def written(self, states: frozenset[ServerState]) -> bool:
         """Drop the result if a write may change what was read; return whether it was dropped."""
-        under_way = self.state is State.IN_FLIGHT or (self.rides and self.state is State.PARKED)
+        under_way = self.state in _READ or (self.rides and self.state is State.PARKED)
         if not under_way or not meet(self.call.reads, states):
             return False
+        self.is_overwritten = True
         self.drop()
-        return True
+        return self.state is State.DROPPED
 
     def pushed(self, pushes: Sequence[Push], *, sample: int | None, updates: Updates | None) -> None:
         """Note, before the pushes of a step are made, which rows they change, or forget the result of the read.
@@ -215,11 +221,11 @@ class Request:
         """Take over the rows as the current pushes change them; None if that cannot be known after all."""
         if not self.is_updated:
             return
-        self.is_updated = False
         if updates is None or self.rows is None:
             self.park()
         else:
             self.rows.updated(updates)
+        self.is_updated = False  # until here, no forward of another thread takes them
 
     @property
     def is_prepared(self) -> bool:
@@ -253,7 +259,7 @@ class Request:
         if self.state is not State.TAKEN:
             self._forget()
             self.state = State.PARKED
-            self.missed, self._is_counted = 0, False
+            self.missed, self._is_counted, self.is_overwritten = 0, False, False
             if self.rows is not None:
                 self.rows.forget()
 
@@ -305,10 +311,12 @@ class Request:
         """Return the future that replaces the call's issue in its forward; None if the forward has to make the call."""
         if self.state is not State.IN_FLIGHT:
             return None
-        if self.rows is not None and len(self.rows.changed):
+        if self.rows is not None and (self.is_updated or len(self.rows.changed)):
             self.drop()
             return None
         future, self._future = self._future, None
+        if future is None:  # another thread has just dropped it
+            return None
         self.state = State.TAKEN
         merged = self._merged if self.rows is not None and self.rows.is_merged else None
         if self._message.is_batch:
