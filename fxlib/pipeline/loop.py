@@ -26,6 +26,7 @@ from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline.entry import Entry
 from fxlib.pipeline.module_ahead import ModuleAhead, ahead_of, captured_in
 from fxlib.runtime import CapturedModule
+from fxlib.runtime.gradients.pushes import uninterrupted
 from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.inputs import Batch
 
@@ -440,8 +441,9 @@ class Pipeline(Generic[B]):
             return None
         ahead = ahead_of(module)
         if ahead not in used:
-            ahead.open(self._depth, leaves_pushes=self._defer_pushes, trainers=self._trainers, stale=self._stale)
-            used[ahead] = []
+            with uninterrupted():  # or nobody would close it
+                ahead.open(self._depth, leaves_pushes=self._defer_pushes, trainers=self._trainers, stale=self._stale)
+                used[ahead] = []
         return module, ahead
 
     def _fetch(

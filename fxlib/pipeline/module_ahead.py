@@ -160,12 +160,16 @@ class ModuleAhead(LeavesPushes):
         if not any(requests):
             return None
         entry = Entry(program, noted, requests)
-        WATCH.add(self, program.contracts, program.methods)
-        if len(self._entries) >= MOST_AHEAD + (self._asked_depth or 0):
-            self.expire(self._entries[0])
-        with self._preparing:
-            self._entries.append(entry)
-            self._make(entry, 1 + sum(not each.is_due for each in tuple(self._entries)), pushed=False)
+        try:
+            WATCH.add(self, program.contracts, program.methods)
+            if len(self._entries) >= MOST_AHEAD + (self._asked_depth or 0):
+                self.expire(self._entries[0])
+            with self._preparing:
+                self._entries.append(entry)
+                self._make(entry, 1 + sum(not each.is_due for each in tuple(self._entries)), pushed=False)
+        except BaseException:  # an interrupt: nobody would have the entry to withdraw it
+            self.withdraw([entry])
+            raise
         return entry
 
     def expire(self, entry: Entry) -> None:

@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import random
+import signal
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -322,6 +323,34 @@ def test_the_ends_of_a_loop_leave_nothing_fetched(sent: Sent, module: CapturedMo
         run(fxlib.pipeline(batches(), module), interrupted)
     assert not watch.WATCH.is_watching
     assert all(each.landed for each in sent.world._flying)
+
+
+def interrupt(*args: Any, **options: Any) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("name", ["make", "begin_spans"])
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_an_interrupt_while_reads_are_sent_leaves_nothing_fetched(
+    sent: Sent, module: CapturedModule, name: str, prefetches: bool
+) -> None:
+    with mock.patch.object(Request, name, interrupt), pytest.raises(KeyboardInterrupt):
+        _ = fxlib.prefetch(module, batches()[0]) if prefetches else next(iter(fxlib.pipeline(batches(), module)))
+    assert not ahead_of(module)._entries
+    assert not watch.WATCH.is_watching
+
+
+def test_an_interrupt_while_a_loop_begins_leaves_it_closed(sent: Sent, module: CapturedModule) -> None:
+    add = watch.Watch.add
+
+    def interrupted_add(listeners: watch.Watch, *args: Any) -> None:
+        interrupt()
+        add(listeners, *args)
+
+    with mock.patch.object(watch.Watch, "add", interrupted_add), pytest.raises(KeyboardInterrupt):
+        next(iter(fxlib.pipeline(batches(), module)))
+    assert ahead_of(module)._loops == 0
+    assert not watch.WATCH.is_watching
 
 
 def test_an_exception_of_the_loader_comes_at_its_step(sent: Sent, module: CapturedModule) -> None:
