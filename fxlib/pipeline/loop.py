@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +25,7 @@ from torch.utils import data
 from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline.entry import Entry
 from fxlib.pipeline.module_ahead import ModuleAhead, ahead_of, captured_in
+from fxlib.pipeline.reused_memory import still_as_they_are
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.pushes import uninterrupted
 from fxlib.runtime.tracking.flow_control import tensor_bytes
@@ -125,6 +126,7 @@ class _Puller(Generic[B]):
 
     Attributes:
         ahead: whether batches may be pulled before the loop asks for them.
+        is_unknown: whether that is so because the caller says so.
     """
 
     def __init__(self, loader: Iterable[B], *, ahead: bool) -> None:
@@ -133,6 +135,7 @@ class _Puller(Generic[B]):
         self._list: list[B] | None = loader if type(loader) is list else None
         self._next = 0
         self.ahead = ahead
+        self.is_unknown = ahead and bool(_why_not_ahead(loader))
         self._pulled = 0
         """Number of batches that were pulled."""
         self._before_the_end = _pulls_before_the_end(loader)
@@ -232,7 +235,8 @@ def pipeline(
         memory_bytes: limit on what these batches and their results hold; a batch is fetched ahead only within it, and
             one beyond it is pulled at most.
         ahead: whether batches may be pulled early, whatever the loader is: the caller states that it draws from no
-            generator of this process, and reads nothing that the loop changes.
+            generator of this process, reads nothing that the loop changes, and does not use the memory of a batch
+            again for a later one.
         defer_pushes: whether `push_gradients` returns before the servers have answered. They have answered before the
             next forward's first result, any other remote call of this process, `state_dict` of the module or the
             pipeline, the next `push_gradients`, and the end of the loop: a failed push is raised there, with a note
@@ -244,7 +248,8 @@ def pipeline(
             differ from run to run; `Pipeline.staleness` counts how stale the reads were.
 
     Raises:
-        FxlibError: `depth` or `trainers` is less than 1, `stale` is no number of steps, or `module` is not a module.
+        FxlibError: `depth` or `trainers` is less than 1, `stale` is no number of steps, or `module` is not a module. In
+            the loop: a loader with `ahead=True` has changed a batch that was pulled early.
     """
     return Pipeline(
         loader,
@@ -382,7 +387,12 @@ class Pipeline(Generic[B]):
                 found = self._opened(used)
                 depth = self._depth or (found[1].depth if found else 1)
                 while len(queue) < depth and self._may_follow(queue) and puller.may_pull_early():
-                    pull(early=True)
+                    with (
+                        still_as_they_are([each.batch for each in (current, *queue)])
+                        if puller.is_unknown
+                        else nullcontext()
+                    ):
+                        pull(early=True)
                 if current.entry is not None:
                     current.entry.is_due = True
                 if found:

@@ -42,7 +42,7 @@ class Noted:
             if value.is_inference():
                 raise ValueError("a tensor of inference mode, whose changes torch does not count")
             self._tensor, self._version = value, value._version
-            self._bits = None if (bits := _bits(value)) is None else bits.clone()
+            self._bits = None if (bits := bits_of(value)) is None else bits.clone()
         else:
             self._value = _noted(value)
 
@@ -51,11 +51,11 @@ class Noted:
         if self._tensor is not None:
             if value is not self._tensor or value._version != self._version:
                 return False
-            return self._bits is None or torch.equal(cast("torch.Tensor", _bits(value)), self._bits)
+            return self._bits is None or torch.equal(cast("torch.Tensor", bits_of(value)), self._bits)
         return _is_still(self._value, value)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor | None:
+def bits_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a small tensor's bits as integers; None for a large one, or one that is not in plain host memory."""
     dtype = tensor.dtype
     most = _COPIED_BYTES if dtype.is_floating_point or dtype.is_complex else _COPIED_INDEX_BYTES

@@ -1,0 +1,72 @@
+"""A loader that may be pulled early, and uses the memory of a batch again for another one, is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fxlib
+from fxlib.errors import FxlibError
+from tests.pipeline.test_pipeline import batches
+
+
+def in_one_tensor() -> Iterator[torch.Tensor]:
+    buffer = torch.empty(2, 4)
+    for batch in batches():
+        yield buffer.copy_(batch)
+
+
+def in_one_large_tensor() -> Iterator[torch.Tensor]:
+    buffer = torch.empty(1 << 19)
+    for place in range(4):
+        yield buffer.fill_(place)
+
+
+def in_one_array() -> Iterator[torch.Tensor]:
+    buffer = np.empty((2, 4), dtype=np.float32)
+    for batch in batches():
+        buffer[:] = batch.numpy()
+        yield torch.from_numpy(buffer)
+
+
+def in_one_list() -> Iterator[list[torch.Tensor]]:
+    batch: list[torch.Tensor] = []
+    for each in batches():
+        batch[:] = [each]
+        yield batch
+
+
+def in_two_tensors() -> Iterator[torch.Tensor]:
+    buffers = torch.empty(2, 4), torch.empty(2, 4)
+    for place, batch in enumerate(batches()):
+        yield buffers[place % 2].copy_(batch)
+
+
+@pytest.mark.parametrize("loader", [in_one_tensor, in_one_large_tensor, in_one_array, in_one_list])
+def test_a_loader_that_writes_over_a_batch_before_its_step_is_told_of(
+    loader: Callable[[], Iterator[Any]],
+) -> None:
+    assert len(list(fxlib.pipeline(loader(), nn.Identity()))) == 4
+    with pytest.raises(FxlibError, match=r"changed a batch .* yield copies"):
+        next(iter(fxlib.pipeline(loader(), nn.Identity(), ahead=True)))
+
+
+def test_a_loader_may_have_as_many_buffers_as_batches_are_held() -> None:
+    found = [float(each[0, 0]) for each in fxlib.pipeline(in_two_tensors(), nn.Identity(), depth=1, ahead=True)]
+    assert found == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(FxlibError, match="changed a batch"):
+        list(fxlib.pipeline(in_two_tensors(), nn.Identity(), depth=2, ahead=True))
+
+
+def test_memory_that_is_used_again_with_the_same_contents_is_no_change() -> None:
+    def loader() -> Iterator[fxlib.Batch]:
+        ones, large = torch.empty(2, 4), torch.ones(1 << 19)
+        for _ in range(4):
+            yield fxlib.Batch(inputs=(ones.fill_(1), large), kwargs={"place": 0})
+
+    assert len(list(fxlib.pipeline(loader(), nn.Identity(), depth=2, ahead=True))) == 4
