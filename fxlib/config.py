@@ -16,6 +16,9 @@ keeps nothing."""
 
 DEFAULT_ADDRESS = "localhost:8470"
 
+_SCHEMES = ("dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds")
+"""The schemes of gRPC's own targets, which are not "host:port" alone."""
+
 TORCH_VERSIONS = ((2, 13), (2, 14))
 """The first version of torch whose programs this release rewrites, and the first one after the last."""
 
@@ -28,9 +31,21 @@ def service_address() -> str:
 def is_address(text: str) -> bool:
     """Return whether a text is "host:port", a socket ("unix:PATH"), or a target in one of gRPC's own schemes."""
     if text.startswith("unix:") or "/" in text:
-        return True
+        return text.partition(":")[0] in _SCHEMES
     host, _, port = text.rpartition(":")
     return bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16
+
+
+def read_address(text: str) -> str:
+    """Return a text that is the address of a service.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if is_address(text):
+        return text
+    meant = text.partition("://")[2].rstrip("/")
+    raise ValueError(f"{text!r} is no HOST:PORT, such as {meant if is_address(meant) else DEFAULT_ADDRESS}")
 
 
 def disabled() -> bool:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fxlib.config import DEFAULT_ADDRESS, SERVICE, is_address, service_address
+from fxlib.config import DEFAULT_ADDRESS, SERVICE, read_address, service_address
 from fxlib.errors import FxlibError
 from fxlib.spec.labels import read_label
 from fxlib.utils.local_service import TOKEN_FILE
@@ -82,9 +82,10 @@ def endpoint_of(options: argparse.Namespace) -> Endpoint:
 
 
 def _address(text: str) -> str:
-    if not is_address(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no HOST:PORT, such as {DEFAULT_ADDRESS}")
-    return text
+    try:
+        return read_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def output(text: str) -> str:

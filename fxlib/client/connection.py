@@ -22,7 +22,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from fxlib.client.credentials import AuthorizedChannel, Tls, choose, is_loopback
-from fxlib.config import is_address
+from fxlib.config import read_address
 from fxlib.errors import CredentialError, RejectedError, RemoteError, ServiceUnavailableError
 from fxlib.utils.text import plain
 from fxlib.v1 import blobs_pb2_grpc, jobs_pb2, jobs_pb2_grpc
@@ -114,10 +114,10 @@ class Connection:
             ServiceUnavailableError: the service did not answer by the deadline, or its address is none.
             CredentialError: the token cannot be read, or may not be sent.
         """
-        if not is_address(self.address):
-            raise ServiceUnavailableError(
-                f"{self.address!r} is no address", where="the service", hint="Write its HOST:PORT, as localhost:8470."
-            )
+        try:
+            read_address(self.address)
+        except ValueError as error:
+            raise ServiceUnavailableError(str(error), where="the service") from None
         request = jobs_pb2.GetCapabilitiesRequest()
         while not deadline.passed:
             try:

@@ -81,7 +81,10 @@ def test_a_wrong_command_line_is_exit_code_2(fxlib: Run, arguments: list[str]) -
     assert fxlib(*arguments).code == 2
 
 
-@pytest.mark.parametrize("address", ["localhost:1x", "localhost", "here:", ":8470", "localhost:65536", "localhost:0"])
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:1x", "localhost", "here:", ":8470", "localhost:65536", "localhost:0", "http://localhost:8470"],
+)
 def test_an_address_that_is_none_is_refused_at_once(fxlib: Run, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     ran = fxlib("jobs", "--service", address)
     assert ran.code == 2

@@ -82,6 +82,26 @@ def test_a_module_that_is_not_there_is_told_at_start(capsys: pytest.CaptureFixtu
     assert "no.such.module" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (["--service", "127.0.0.1"], "argument --service: '127.0.0.1' is no HOST:PORT, such as localhost:8470"),
+        (["--service", "http://host:1"], "argument --service: 'http://host:1' is no HOST:PORT, such as host:1"),
+        (["--name", ""], "argument --name: '' is not one line of 1 to 256 characters"),
+        (["--name", "a\nb"], "argument --name: 'a\\nb' is not one line of 1 to 256 characters"),
+        (["--interface", "nosuch0"], "--interface: this host has no interface 'nosuch0' with an IPv4 address"),
+        (["--host-lock", "/nosuch/l"], "--host-lock: /nosuch/l: No such file or directory"),
+    ],
+)
+def test_a_value_that_would_spoil_each_job_is_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: list[str], told: str
+) -> None:
+    monkeypatch.setattr("fxlib_workers.agent.Agent.run", lambda self: None)
+    with pytest.raises(SystemExit, match="2"):
+        raise SystemExit(main(given))
+    assert told in capsys.readouterr().err
+
+
 BARE = Available.without({Part.FILES: "there is no user namespace", Part.NETWORK: "there is no user namespace"})
 WHOLE = Available(parts=frozenset(Part))
 

@@ -21,10 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = APPLICATION.read(arguments)
         # After the options are read: help and errors in options need no torch.
         from fxlib.runtime import functions
-        from fxlib_workers.agent import Agent, check_containment, check_ray
+        from fxlib_workers.agent import Agent, check_containment, check_host, check_ray
 
         for module in config.trial.allowed_modules:
             functions.allow_module(module)  # a wrong name is better reported now than in a trial
+        check_host(config)
         logs.set_up()
         if notice := tracing.begin_process("fxlib-worker"):
             logs.Log("fxlib_workers").info(notice)

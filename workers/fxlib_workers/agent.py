@@ -13,7 +13,7 @@ import grpc
 from typing_extensions import override
 
 from fxlib.client.connection import understand
-from fxlib.errors import CredentialError, FxlibError, OptionError, RejectedError, RemoteError
+from fxlib.errors import CredentialError, FxlibError, OptionError, RejectedError, RemoteError, of_system
 from fxlib.utils.locked_folder import LockedFolder
 from fxlib.v1 import jobs_pb2, workers_pb2
 from fxlib_workers import logs
@@ -24,6 +24,7 @@ from fxlib_workers.process.containment import Containment, Part, module_folders
 from fxlib_workers.process.exceptions import HOST_FAULTS, shorten
 from fxlib_workers.process.forking import Forker
 from fxlib_workers.process.host_lock import HostLock
+from fxlib_workers.process.linux import address_of
 from fxlib_workers.process.probe import Available, Level
 from fxlib_workers.process.reaper import delete
 from fxlib_workers.process.system_calls import compile_filter
@@ -87,6 +88,25 @@ def check_containment(config: Config, host: Available, nodes: Nodes | None = Non
         option="require-containment",
         hint="See how-to/secure.md, or require less.",
     )
+
+
+def check_host(config: Config) -> None:
+    """Check that this host has what the options name, which is needed only when a job is measured.
+
+    Raises:
+        OptionError: the host's lock cannot be opened, or trials of the worker's own Ray would meet on an interface that
+            the host does not have.
+    """
+    try:
+        HostLock(config.host_lock).check()
+    except OSError as error:
+        raise OptionError(str(of_system(error)), option="host-lock") from error
+    if config.trial.ray_address:  # it is the interface of the cluster's hosts
+        return
+    try:
+        address_of(config.trial.interface)
+    except OSError as error:
+        raise OptionError(str(error), option="interface") from error
 
 
 def check_ray(settings: TrialSettings, host: Available, *, root: bool) -> None:

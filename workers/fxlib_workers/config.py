@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fxlib.config import SERVICE
+from fxlib.config import SERVICE, read_address
 from fxlib.errors import FxlibError, OptionError
 from fxlib.spec.labels import problems_of, read_label
 from fxlib.utils.local_service import TOKEN_FILE
@@ -29,10 +29,20 @@ def _level(text: str) -> Level:
         raise ValueError(f"{text!r} is none of {', '.join(Level)}") from None
 
 
+def _own_name(text: str) -> str:
+    if not (text.isprintable() and 1 <= len(text) <= _LONGEST_NAME):
+        raise ValueError(f"{text[:64]!r} is not one line of 1 to {_LONGEST_NAME} characters")
+    return text
+
+
+_LONGEST_NAME: Final = 256
+"""The longest name of a worker that a service takes."""
+
 _LEVEL: Final = Kind(read=_level, metavar="LEVEL")
-_ADDRESS: Final = Kind(read=str, metavar="HOST:PORT")
+_ADDRESS: Final = Kind(read=read_address, metavar="HOST:PORT")
 _LABEL: Final = Kind(read=read_label, metavar="KEY=VALUE", show="=".join)
 _NAME: Final = Kind(read=str, metavar="NAME")
+_OWN_NAME: Final = Kind(read=_own_name, metavar="NAME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +195,7 @@ class Config:
     )
     name: str = field(
         default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
-        metadata=option("name", "a name unique among the service's workers", _NAME, default="host and process id"),
+        metadata=option("name", "a name unique among the service's workers", _OWN_NAME, default="host and process id"),
     )
     labels: tuple[tuple[str, str], ...] = field(
         default=(),

@@ -22,6 +22,14 @@ class HostLock:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def check(self) -> None:
+        """Check that the file can be opened.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        os.close(self._open())
+
     @contextmanager
     def rewriting(self, check: Callable[[], None]) -> Iterator[None]:
         """Share the host with other rewrites within a block. `check` is called while waiting and may raise."""

@@ -11,6 +11,8 @@ import struct
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWUTS: Final = 0x04000000
 CLONE_NEWIPC: Final = 0x08000000
@@ -112,6 +114,18 @@ def raise_loopback() -> None:
         request = struct.pack("16sh22x", b"lo", 0)
         (flags,) = struct.unpack_from("h", fcntl.ioctl(control, _SIOCGIFFLAGS, request), 16)
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
+
+
+def address_of(interface: str) -> str:
+    """Return the first IPv4 address of a network interface.
+
+    Raises:
+        OSError: this host has no such interface, or it has no such address.
+    """
+    found = next((each for each in psutil.net_if_addrs().get(interface, []) if each.family == socket.AF_INET), None)
+    if found is None:
+        raise OSError(f"this host has no interface {interface!r} with an IPv4 address")
+    return str(found.address)
 
 
 def adopt_orphans() -> None:

@@ -19,6 +19,7 @@ from fxlib.runtime import bounds, functions
 from fxlib.spec.workload import Optimizer, RemoteObject, Server
 from fxlib_workers.process.exceptions import returns_exceptions
 from fxlib_workers.process.limits import limit_files, limit_processes
+from fxlib_workers.process.linux import address_of
 from fxlib_workers.trial import server_state
 from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.plan import ReplayPlan
@@ -72,7 +73,7 @@ class TrialProcess:
 
     def host_store(self) -> StoreAddress:
         """Start the store through which the processes find each other, on a free port of the trial's interface."""
-        host = _address(self._config.interface)
+        host = address_of(self._config.interface)
         # The socket is bound here, since a store that binds its own port listens on all interfaces.
         listener = socket.create_server((host, 0))
         port: int = listener.getsockname()[1]
@@ -131,11 +132,3 @@ class ServerProcess(TrialProcess):
     def replay(self, plan: ReplayPlan) -> None:
         """Answer calls that no process of the trial can run, according to the plan."""
         replay_server.start(plan, self._config.name)
-
-
-def _address(interface: str) -> str:
-    addresses = psutil.net_if_addrs().get(interface, [])
-    found = next((each.address for each in addresses if each.family == socket.AF_INET), None)
-    if found is None:
-        raise OSError(f"this host has no interface {interface!r} with an IPv4 address")
-    return str(found)
