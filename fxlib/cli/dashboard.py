@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxlib.cli.options import UsageError, add_service, endpoint_of
+from fxlib.cli.options import UsageError, add_service, endpoint_of, output
 from fxlib.cli.printing import warn
 from fxlib.errors import FxlibError
 
@@ -52,7 +52,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--https-cert", type=Path, metavar="FILE", help="serve HTTPS; PEM file of the certificate")
     parser.add_argument("--https-key", type=Path, metavar="FILE", help="PEM file of its key")
     parser.add_argument(
-        "--ready-file", type=Path, metavar="FILE", help="file to write the address to once the dashboard is ready"
+        "--ready-file", type=output, metavar="FILE", help="file to write the address to once the dashboard is ready"
     )
     parser.set_defaults(run=_run)
 
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
         scheme = "http" if options.https_cert is None else "https"
         warn(f"dashboard of {options.service}: {scheme}://{address}/ (Ctrl-C ends it)")
         if options.ready_file is not None:
-            write_whole(options.ready_file, [f"{address}\n".encode()])
+            write_whole(Path(options.ready_file), [f"{address}\n".encode()])
 
     with endpoint_of(options).connect() as client:
         serve(client, door, zoos=options.zoo, listening=listening)

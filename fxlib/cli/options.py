@@ -93,6 +93,8 @@ def output(text: str) -> str:
     folder = Path(text).parent
     if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: there is no folder {folder}")
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text or '.'} is a folder")
     return text
 
 

@@ -4,6 +4,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -177,6 +178,22 @@ def test_a_value_that_would_fail_later_is_refused_by_its_name(fxlib: Run, given:
     assert ran.code == 2
     assert given[-2] in ran.err
     assert told in ran.err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["optimize", "a:b", "--save"],
+        ["optimize", "a:b", "--report"],
+        ["profile", "a:b", "-o"],
+        ["draw", "net.fxg", "-o"],
+        ["calibrate", "-o"],
+        ["dashboard", "--ready-file"],
+    ],
+)
+def test_a_folder_is_no_file_to_write(fxlib: Run, tmp_path: Path, given: list[str]) -> None:
+    ran = fxlib(*given, str(tmp_path))
+    assert (ran.code, f"{tmp_path} is a folder" in ran.err) == (2, True)
 
 
 def test_a_value_nested_too_deeply_is_a_text(fxlib: Run) -> None:
