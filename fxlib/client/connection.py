@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -55,6 +56,31 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+_REASON_S = 0.5
+"""Time limit in seconds of the call that asks only why a service is not reached."""
+
+_CLOSED = "Socket closed|Connection reset|Broken pipe"
+_NO_NAME = ("errors resolving", "its host's name is not known", "Is this its HOST:PORT?")
+_HANDSHAKES = {
+    False: (
+        _NO_NAME,
+        (_CLOSED, "it ends unencrypted connections", "If it speaks TLS, name its authority (in a shell: --tls-ca)."),
+    ),
+    True: (
+        _NO_NAME,
+        ("certificate has expired", "its certificate has expired", ""),
+        ("Hostname Verification", "its certificate is for another name", "Connect by a name that it holds."),
+        (
+            "CERTIFICATE_VERIFY_FAILED",
+            "its certificate is not of an authority that is trusted here",
+            "Name its authority (in a shell: --tls-ca).",
+        ),
+        ("WRONG_VERSION_NUMBER", "it does not speak TLS", "Connect without TLS, or to the port that speaks it."),
+        (_CLOSED, "it ends the connection", "If it asks for a certificate of yours, name it (in a shell: --tls-cert)."),
+    ),
+}
+"""By whether the connection is encrypted: a pattern of gRPC's message, why the service is not reached, and a hint."""
+
 _AWAY = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.ABORTED))
 
 
@@ -86,6 +112,7 @@ class Connection:
         """
         self.address = address
         target, self._credentials = choose(address, token_file=token_file, tls=tls, insecure=insecure, token=token)
+        self._encrypted = tls is not None
         self._open = _channel(target, tls)
         self._channel = AuthorizedChannel(self._open, self._credentials)
         self.jobs = jobs_pb2_grpc.OptimizerServiceStub(self._channel)
@@ -127,11 +154,27 @@ class Connection:
                 if not understand(error).may_pass:
                     return jobs_pb2.GetCapabilitiesResponse()  # the next call shows whether it accepts this client
                 time.sleep(min(_PAUSES_S[0], deadline.left_s))
+        why, hint = self._why_not_reached()
         raise ServiceUnavailableError(
-            f"not reached within {deadline.seconds:.3g} s",
+            f"not reached within {deadline.seconds:.3g} s{why and f', as {why}'}",
             where=f"the service at {self.address}",
-            hint="Is it running (fxlib serve), and is this its HOST:PORT?",
+            hint=hint,
         )
+
+    def _why_not_reached(self) -> tuple[str, str]:
+        """Return what the last attempt to connect failed for, if gRPC says more than that nothing listens; and a hint.
+
+        A call that waits until the service is ready ends with its time limit, whatever kept it; one that does not wait
+        ends with the reason.
+        """
+        try:
+            self.jobs.GetCapabilities(jobs_pb2.GetCapabilitiesRequest(), timeout=_REASON_S)
+        except grpc.RpcError as error:
+            details = error.details() or ""
+            for mark, why, hint in _HANDSHAKES[self._encrypted]:
+                if re.search(mark, details):
+                    return why, hint
+        return "", "Is it running (fxlib serve), and is this its HOST:PORT?"
 
     def call(self, what: str, attempt: Callable[[float], T], deadline: Deadline) -> T:
         """Make a call, and repeat it while its failure may pass, for at most OUTAGE_S.

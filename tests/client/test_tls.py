@@ -1,13 +1,16 @@
 """A client with the right certificates is served; any other trains with its original."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 import fxlib
 from fxlib import Tls
 from fxlib.cli import main
+from fxlib.client.connection import Connection, Deadline
 from fxlib.errors import CredentialError, ServiceUnavailableError
 from tests.service.certificates import Files, certificates
 from tests.shared.real_service import real_service
@@ -47,6 +50,39 @@ def test_without_them_the_service_is_not_reached(address: str, server: Files) ->
     for tls in (False, True, Tls(ca=server.ca)):
         with fxlib.connect(address, tls=tls, patience_s=0.5) as client, pytest.raises(ServiceUnavailableError):
             client.jobs()
+
+
+_GOOD, _EXPIRED = 1, -1
+
+
+@pytest.mark.parametrize(
+    "hours, tls, told",
+    [
+        (_EXPIRED, Tls(ca="server.ca"), "as its certificate has expired"),
+        (_GOOD, Tls(ca="server.ca", server_name="other.example.org"), "as its certificate is for another name"),
+        (_GOOD, Tls(ca="client.ca"), "as its certificate is not of an authority that is trusted here"),
+        (_GOOD, None, "as it ends unencrypted connections"),
+        (None, Tls(ca="server.ca"), "as it does not speak TLS"),
+    ],
+)
+def test_why_a_certificate_does_not_serve_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int | None, tls: Tls | None, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    certificates(tmp_path, "client")
+    files = certificates(tmp_path, "server", hours=hours or _GOOD)
+    server = grpc.server(ThreadPoolExecutor(1))
+    pair = [(files.key.read_bytes(), files.certificate.read_bytes())]
+    if hours is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
+    server.start()
+    connection = Connection(f"127.0.0.1:{port}", tls=tls)
+    with pytest.raises(ServiceUnavailableError, match=told):
+        connection.reach(Deadline(1))
+    connection.close()
+    server.stop(0)
 
 
 def test_a_file_that_is_not_there_is_said_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

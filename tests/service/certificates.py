@@ -17,7 +17,13 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
 
     def sign(
-        self, subject: str, key: ec.EllipticCurvePrivateKey, *, names: Sequence[str] = (), authority: bool = False
+        self,
+        subject: str,
+        key: ec.EllipticCurvePrivateKey,
+        *,
+        names: Sequence[str] = (),
+        authority: bool = False,
+        hours: int = 1,
     ) -> bytes:
         now = dt.datetime.now(dt.UTC)
         places: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
@@ -28,8 +34,8 @@ class Authority:
             .issuer_name(self.name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(hours=1))
-            .not_valid_after(now + dt.timedelta(hours=1))
+            .not_valid_before(now - dt.timedelta(hours=2))
+            .not_valid_after(now + dt.timedelta(hours=hours))
             .add_extension(x509.SubjectAlternativeName(places), critical=False)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         )
@@ -47,14 +53,14 @@ class Files:
     key: Path
 
 
-def certificates(folder: Path, subject: str, *names: str) -> Files:
-    """An authority, and a certificate that it signed, with more names (URIs) if they are given."""
+def certificates(folder: Path, subject: str, *names: str, hours: int = 1) -> Files:
+    """An authority, and a certificate that it signed for so many hours, with more names (URIs) if they are given."""
     authority = Authority(_name(f"{subject} authority"), ec.generate_private_key(ec.SECP256R1()))
     key = ec.generate_private_key(ec.SECP256R1())
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     contents = {
         "ca": authority.sign("", authority.key, authority=True),
-        "crt": authority.sign(subject, key, names=names),
+        "crt": authority.sign(subject, key, names=names, hours=hours),
         "key": pem,
     }
     paths = {kind: folder / f"{subject}.{kind}" for kind in contents}
