@@ -119,4 +119,7 @@ def _announce(config: Config, listen: Address, metrics: Address, token_file: Pat
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before it listens to signals, or in a command that does not
+        sys.exit(130)

@@ -164,6 +164,18 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert ran.stderr == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["fxlib_service", "fxlib_workers"])
+def test_an_application_that_is_interrupted_while_it_starts_ends_quietly(module: str) -> None:
+    program = (
+        "import runpy\nfrom fxlib.utils.settings import Application\n"
+        "def interrupted(*_): raise KeyboardInterrupt\n"
+        f"Application.read = interrupted\nrunpy.run_module({module!r}, run_name='__main__')"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (130, "")
+
+
 @pytest.mark.parametrize(
     "given, told",
     [
