@@ -66,8 +66,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.https_key is not None and options.https_cert is None:
         raise UsageError("it is the key of no certificate", where="--https-key", hint="Name it: --https-cert FILE.")
     from fxlib.dashboard.app import Door, serve
+    from fxlib.dashboard.zoos import Zoos
     from fxlib.serialization.files import write_whole
 
+    try:
+        Zoos(options.zoo)
+    except FxlibError as error:
+        raise UsageError(str(error)) from None
     host, port = options.listen
     if host in _EVERYWHERE and not options.host:
         raise FxlibError(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from fxlib.cli.options import Commands
-    from fxlib.inspection import Analysis
+    from fxlib.inspection import Analysis, Device
 
 _FORM = "Write sizes and a dtype: 2x3x224x224, or 8x12:int64."
 
@@ -57,12 +57,24 @@ def analysis_of(options: argparse.Namespace) -> Analysis:
     # torch would log a traceback for what our error says in one line.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     inputs = [_input(each) for each in options.input] or None
+    device = None if options.device is None else _device(options.device)
     try:
         module = fxlib.load(options.file)
         profile = None if options.profile is None else fxlib.load_profile(options.profile)
     except OSError as error:
         raise unreadable(error, str(error.filename or options.file)) from error
-    return analyze(module, inputs, device=options.device, profile=profile, symbolic=options.symbolic)
+    return analyze(module, inputs, device=device, profile=profile, symbolic=options.symbolic)
+
+
+def _device(name: str) -> Device:
+    from fxlib.inspection import load_device
+
+    try:
+        return load_device(name)
+    except FxlibError as error:
+        if isinstance(error.__cause__, OSError):
+            raise UsageError(str(error), where="--device") from error
+        raise
 
 
 def _input(text: str) -> torch.Tensor:
@@ -169,7 +181,12 @@ def _draw(options: argparse.Namespace) -> int:
         FxlibError: the file, an input or the device is not valid, or the picture cannot be written.
     """
     from fxlib.inspection import draw
+    from fxlib.inspection.drawing import check_suffix
 
+    try:
+        check_suffix(options.output)
+    except FxlibError as error:
+        raise UsageError(str(error), where="--output") from None
     found = analysis_of(options)
     try:
         draw(found, options.output)

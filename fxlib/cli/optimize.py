@@ -13,6 +13,7 @@ from fxlib.cli.options import (
     called,
     endpoint_of,
     label,
+    namespace,
     output,
     seconds,
     step,
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fxlib.cli.options import Commands
+    from fxlib.client.request import RequestOptions
     from fxlib.client.result import Result
+    from fxlib.protocol import RecipeLike
     from fxlib.spec.profile import Profile
     from fxlib.spec.workload import Workload
 
@@ -80,7 +83,7 @@ def _add_trial(parser: argparse.ArgumentParser) -> None:
         help="send no values of weights: the recipe auto then only tries recipes without them, and others are refused",
     )
     parser.add_argument("--name", type=written, default="", help="the model's name on dashboards (default: its class)")
-    parser.add_argument("--namespace", type=written, default="", help="the job's namespace (default: 'default')")
+    parser.add_argument("--namespace", type=namespace, default="", help="the job's namespace (default: 'default')")
     parser.add_argument(
         "--label", type=label, action="append", default=[], metavar="KEY=VALUE", help="label of the job; repeatable"
     )
@@ -127,28 +130,11 @@ def run(options: argparse.Namespace) -> int:
 
     passes = with_rules(options.passes or (), options.rules)
     _check_recipe(options, passes)
-    profile = _profile(options.profile)
+    asked = _asked(options, passes or options.recipe)
     model, workload = _made(options.factory)
     with endpoint_of(options).connect() as client, warnings.catch_warnings():
         warnings.simplefilter("ignore", FxlibWarning)  # the printed result says the same
-        result = client.optimize(
-            model,
-            workload,
-            recipe=passes or options.recipe,
-            max_relative_error=options.max_relative_error,
-            weights=options.weights,
-            name=options.name,
-            namespace=options.namespace,
-            labels=dict(options.label),
-            where=dict(options.where),
-            min_gain=options.min_gain,
-            confidence=options.confidence,
-            budget_s=options.budget,
-            deadline_s=options.deadline,
-            fresh=options.fresh,
-            profile=profile,
-            diffs=options.diff,
-        )
+        result = client.optimize(model, workload, **asked)
     if options.json:
         say_json(result.to_dict())
     else:
@@ -160,8 +146,57 @@ def run(options: argparse.Namespace) -> int:
     return 0 if result.reason is not None else 1
 
 
+_FLAGS = {
+    "max_relative_error": "--max-relative-error",
+    "min_gain": "--min-gain",
+    "confidence": "--confidence",
+    "budget_s": "--budget",
+    "deadline_s": "--deadline",
+    "where": "--where",
+}
+"""The flags of the options that the library checks, by its names for them."""
+
+
+def _asked(options: argparse.Namespace, recipe: RecipeLike) -> RequestOptions:
+    """Return what the options ask of the service.
+
+    Raises:
+        UsageError: a value cannot be used; the message names the flag.
+    """
+    from fxlib.client.request import Question
+    from fxlib.errors import WorkloadError
+
+    asked: RequestOptions = {
+        "recipe": recipe,
+        "max_relative_error": options.max_relative_error,
+        "weights": options.weights,
+        "name": options.name,
+        "namespace": options.namespace,
+        "labels": dict(options.label),
+        "where": dict(options.where),
+        "min_gain": options.min_gain,
+        "confidence": options.confidence,
+        "budget_s": options.budget,
+        "deadline_s": options.deadline,
+        "fresh": options.fresh,
+        "profile": _profile(options.profile),
+        "diffs": options.diff,
+    }
+    try:
+        Question(**asked)
+    except WorkloadError as error:
+        name, bracket, key = error.where.removeprefix("TrialOptions.").partition("[")
+        raise UsageError(str(error).removeprefix(f"{error.where}: "), where=f"{_FLAGS[name]}{bracket}{key}") from None
+    return asked
+
+
 def _check_recipe(options: argparse.Namespace, passes: Sequence[PassOptions]) -> None:
-    """End with exit code 2 if the recipe, a pass or an option is unknown, before the factory runs."""
+    """End with exit code 2 if the recipe, a pass or an option is unknown, before the factory runs.
+
+    Raises:
+        UsageError: a pass needs the weights, which may not be sent.
+    """
+    from fxlib import protocol
     from fxlib.errors import PassError
     from fxlib.recipes import recipes
 
@@ -169,6 +204,8 @@ def _check_recipe(options: argparse.Namespace, passes: Sequence[PassOptions]) ->
         recipes.from_passes(passes) if passes else recipes.get(options.recipe)
     except PassError as error:
         options.misused(str(error))
+    if not options.weights and (wanting := protocol.passes_that_need("weights", passes or options.recipe)):
+        raise UsageError(f"the pass {wanting[0]} needs the weights", where="--no-weights")
 
 
 def _save(module: nn.Module, path: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fxlib.config import DEFAULT_ADDRESS, SERVICE, read_address, service_address
 from fxlib.errors import FxlibError
-from fxlib.spec.labels import read_label
+from fxlib.spec.labels import is_namespace, read_label
 from fxlib.utils.local_service import TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -63,12 +63,25 @@ def add_service(parser: argparse.ArgumentParser, *, optional: bool = False, pati
 
 
 def endpoint_of(options: argparse.Namespace) -> Endpoint:
-    """Return the address and credentials of the service that the options give."""
+    """Return the address and credentials of the service that the options give.
+
+    Raises:
+        UsageError: a certificate or a key is given alone, or a file that is not there.
+    """
     from fxlib.client import Endpoint
 
     if (options.tls_cert is None) != (options.tls_key is None):
         given, missing = ("--tls-cert", "--tls-key") if options.tls_key is None else ("--tls-key", "--tls-cert")
         raise UsageError(f"it needs {missing}, too", where=given)
+    files = {
+        "--tls-ca": options.tls_ca,
+        "--tls-cert": options.tls_cert,
+        "--tls-key": options.tls_key,
+        "--token-file": options.token_file,
+    }
+    for flag, path in files.items():
+        if path is not None and (not Path(path).exists() or Path(path).is_dir()):
+            raise UsageError("there is no such file", where=f"{flag} {path}")
     return Endpoint(
         address=options.service,
         tls=options.tls,
@@ -122,6 +135,13 @@ def written(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8") from None
+    return text
+
+
+def namespace(text: str) -> str:
+    """Read the name of a namespace; an empty one stands for the service's default."""
+    if text and not is_namespace(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no namespace: up to 63 letters, digits or ._-")
     return text
 
 

@@ -8,10 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxlib.cli.options import unreadable
+from fxlib.cli.options import UsageError, unreadable
 from fxlib.cli.printing import say, say_json
 from fxlib.cli.profile import show
-from fxlib.errors import FxlibError
+from fxlib.errors import FxlibError, PassError
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -89,7 +89,11 @@ def _show_diffs(module: GraphModule, recipe: str) -> None:
     from fxlib.utils.text import plain
 
     console = Console(highlight=False, soft_wrap=True)
-    for report in recipes.get(recipe).run(module, diffs=True).passes:
+    try:
+        chosen = recipes.get(recipe)
+    except PassError as error:
+        raise UsageError(str(error), where="--diff") from None
+    for report in chosen.run(module, diffs=True).passes:
         for line in report.diff.splitlines():
             console.print(Text(plain(line), style=_STYLES.get(line[:1], "")))
         if not report.diff:

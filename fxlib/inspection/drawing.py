@@ -44,11 +44,21 @@ def draw(drawn: Analysis | Model, path: str | os.PathLike[str], inputs: GivenInp
         OSError: the file cannot be written.
     """
     target = Path(path)
-    if target.suffix not in _FORMS:
-        hint = f"Name the file {', '.join(_FORMS)}."
-        raise FxlibError(f"nothing is drawn as {target.suffix!r}", where=str(path), hint=hint)
+    check_suffix(target)
     analysis = drawn if isinstance(drawn, Analysis) else analyze(drawn, inputs)
     write_whole(target, [_FORMS[target.suffix](analysis).encode()])
+
+
+def check_suffix(path: str | os.PathLike[str]) -> None:
+    """Check that the suffix of a file gives a format.
+
+    Raises:
+        FxlibError: it does not.
+    """
+    suffix = Path(path).suffix
+    if suffix not in _FORMS:
+        hint = f"Name the file {', '.join(_FORMS)}."
+        raise FxlibError(f"nothing is drawn as {suffix!r}", where=str(path), hint=hint)
 
 
 MOST_NODES = 2000

@@ -1,4 +1,4 @@
-"""Labels, `KEY=VALUE`: a listing can select jobs by label, and a job can require labels of its worker."""
+"""Labels, `KEY=VALUE`: a listing can select jobs by label, and a job can require labels of its worker; namespaces."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ MAX_LABELS: Final = 32
 
 _KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _VALUE_LENGTH: Final = 256
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def is_namespace(text: str) -> bool:
+    """Return whether a text is a valid name of a namespace."""
+    return _NAMESPACE.fullmatch(text) is not None
 
 
 def read_label(text: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from fxlib.spec.labels import MAX_LABELS as MOST
-from fxlib.spec.labels import problems_of
+from fxlib.spec.labels import is_namespace, problems_of
 from fxlib.utils.text import plain
 from fxlib.v1 import jobs_pb2
 from fxlib_service.errors import Code, ServiceError, Violation, invalid
@@ -17,7 +17,6 @@ DEFAULT_NAMESPACE: Final = "default"
 DEFAULT_NAME: Final = "model"
 PHASES: Final = ("rewrite", "profile", "sameness", "choice", "qps")
 
-_NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _VERSION: Final = re.compile(r"[0-9A-Za-z.+_-]{1,63}")
 _TOKEN: Final = re.compile(r"[0-9]{1,18}")
@@ -34,11 +33,6 @@ _MAX_GAIN: Final = 1e6
 _MAX_LIVE_BYTES: Final = 1_000
 """Size in bytes of the largest live report, of which a listing holds hundreds. Figures take a tenth of it; the rest is
 left for fields of later versions."""
-
-
-def is_namespace(text: str) -> bool:
-    """Return whether a text is a valid name of a namespace."""
-    return _NAMESPACE.fullmatch(text) is not None
 
 
 def check_submission(request: jobs_pb2.OptimizeRequest) -> None:

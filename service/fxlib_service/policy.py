@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from fxlib.errors import FxlibError
-from fxlib_service.field_checks import is_namespace
+from fxlib.spec.labels import is_namespace
 from fxlib_service.quotas import Quota, Quotas, merged
 from fxlib_service.roles import OWNER, Caller, Role
 

@@ -73,7 +73,6 @@ def test_this_processor(fxlib: Run, file: str, tmp_path: Path, monkeypatch: pyte
     "arguments, message",
     [
         (["--input", "16x9"], "cannot run on such inputs"),
-        (["--input", "16x8", "--device", "b9000"], "There are h100, h200"),
         ([], "does not say what its inputs are like"),
     ],
 )
@@ -82,6 +81,21 @@ def test_what_is_wrong_is_one_line(fxlib: Run, file: str, arguments: list[str], 
     assert (ran.code, ran.out) == (1, "")
     assert message in ran.err
     assert len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["analyze", "--device", "b9000"], "--device: b9000: no device has this name"),
+        (["draw", "--output", "net.pdf"], "--output: net.pdf: nothing is drawn as '.pdf'. Name the file .html, .svg"),
+        (["show", "--diff", "shedule"], "--diff: no recipe is called 'shedule'"),
+    ],
+)
+def test_a_name_of_nothing_is_a_wrong_command_line(fxlib: Run, file: str, arguments: list[str], message: str) -> None:
+    command, *rest = arguments
+    ran = fxlib(command, file, *rest)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"fxlib: {message}")
 
 
 @pytest.mark.parametrize("shape", ["16xmany", "16x8:Tensor", "16x8:quint8"])

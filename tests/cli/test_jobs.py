@@ -216,5 +216,5 @@ def test_a_job_for_which_there_is_no_worker_says_so(fxlib: Run, service: str, jo
 
 def test_where_a_job_may_run_is_checked_before_it_is_sent(fxlib: Run, service: str) -> None:
     misused = fxlib("optimize", FACTORY, "--service", service, "--where", "a b=c")
-    assert misused.code == 1
-    assert "where['a b']: must be named by up to 63 letters, digits or ._/-" in misused.err
+    assert misused.code == 2
+    assert "--where['a b']: must be named by up to 63 letters, digits or ._/-" in misused.err

@@ -183,6 +183,17 @@ def test_an_application_that_is_interrupted_while_it_starts_ends_quietly(module:
         (["calibrate", "--seconds", "-1"], "'-1' is no time in seconds"),
         (["optimize", "a:b", "--name", "\udcff"], "is not UTF-8"),
         (["optimize", "a:b", "--label", "\udcff=1"], "is not UTF-8"),
+        (["optimize", "a:b", "--where", "a b=1"], "must be named by up to 63 letters, digits or ._/-"),
+        (["optimize", "a:b", "--namespace", "a b/c"], "'a b/c' is no namespace"),
+        (["optimize", "a:b", "--min-gain", "-2"], "-2.0 is not in 0 to 10"),
+        (["optimize", "a:b", "--confidence", "2"], "2.0 is not in 0.5 to 0.9999"),
+        (["optimize", "a:b", "--budget", "0"], "0.0 is not in 1 to 86400 seconds"),
+        (["optimize", "a:b", "--deadline", "0"], "must be positive"),
+        (["optimize", "a:b", "--max-relative-error", "nan"], "nan is not in 0 to 1"),
+        (["jobs", "--token-file", "nosuch"], "there is no such file"),
+        (["jobs", "--tls-ca", "nosuch"], "there is no such file"),
+        (["jobs", "--tls-ca", "/"], "there is no such file"),
+        (["dashboard", "--zoo", "nosuch"], "there is no such folder"),
     ],
 )
 def test_a_value_that_would_fail_later_is_refused_by_its_name(fxlib: Run, given: list[str], told: str) -> None:
@@ -206,6 +217,12 @@ def test_a_value_that_would_fail_later_is_refused_by_its_name(fxlib: Run, given:
 def test_a_folder_is_no_file_to_write(fxlib: Run, tmp_path: Path, given: list[str]) -> None:
     ran = fxlib(*given, str(tmp_path))
     assert (ran.code, f"{tmp_path} is a folder" in ran.err) == (2, True)
+
+
+def test_a_recipe_that_needs_the_weights_is_refused_without_them(fxlib: Run) -> None:
+    ran = fxlib("optimize", "a:b", "--recipe", "inference", "--no-weights")
+    assert ran.code == 2
+    assert ran.err.startswith("fxlib: --no-weights: the pass fold_norms needs the weights")
 
 
 def test_a_value_nested_too_deeply_is_a_text(fxlib: Run) -> None:

@@ -88,8 +88,8 @@ def test_why_a_certificate_does_not_serve_is_told(
 def test_a_file_that_is_not_there_is_said_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FileNotFoundError):
         fxlib.connect("localhost:8470", tls=Tls(ca=tmp_path / "none"))
-    assert main(["jobs", "--tls-ca", "no-such.pem"]) == 1
-    assert capfd.readouterr().err == "fxlib: TLS: No such file or directory: no-such.pem\n"
+    assert main(["jobs", "--tls-ca", "no-such.pem"]) == 2
+    assert capfd.readouterr().err == "fxlib: --tls-ca no-such.pem: there is no such file\n"
 
 
 @pytest.mark.parametrize("given", ["certificate", "key"])

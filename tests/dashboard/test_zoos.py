@@ -185,7 +185,7 @@ def test_a_folder_that_is_not_there_or_a_name_given_twice_is_told_at_the_start(
     twice.mkdir(parents=True)
     for folders, says in (([tmp_path / "none"], "there is no such folder"), ([vision, twice], "two zoos are called")):
         options = [option for folder in folders for option in ("--zoo", str(folder))]
-        assert main(["dashboard", "--listen", "127.0.0.1:0", *options]) == 1
+        assert main(["dashboard", "--listen", "127.0.0.1:0", *options]) == 2
         assert says in capsys.readouterr().err
 
 
