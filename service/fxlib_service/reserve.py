@@ -40,6 +40,15 @@ class Reserve:
         """Whether the file was whole when it was last checked."""
         return self._whole
 
+    def begin(self) -> None:
+        """Allocate the file as the service starts, and warn where it cannot be: nothing new is accepted before."""
+        if not self.refill():
+            logger.warning("--reserve-bytes: new jobs and uploads are refused until the disk has room: %s", self._lack)
+
+    @property
+    def _lack(self) -> str:
+        return f"{self._room()} bytes are free, and a reserve of {self._size} bytes takes twice the room"
+
     def check(self) -> None:
         """Refuse new data while the disk has no room for the reserve.
 
@@ -49,7 +58,8 @@ class Reserve:
         if not self.refill():
             raise ServiceError(
                 Code.STORAGE_FULL,
-                "the disk is full; what is left of it is kept for the answers to jobs that were accepted",
+                "the disk is full; what is left of it is kept for the answers to jobs that were accepted "
+                f"({self._lack})",
                 retry_after_s=_RETRY_AFTER_S,
             )
 

@@ -183,7 +183,7 @@ class Server:
         config = self._config
         reserve = Reserve(config.data, config.reserve_bytes)
         store = await asyncio.to_thread(reserve.within, partial(job_store, config))
-        await asyncio.to_thread(reserve.refill)
+        await asyncio.to_thread(reserve.begin)
         if isinstance(store, PostgresJobStore):
             self._shared_time = await asyncio.to_thread(SharedTime, store.now)
         clock = Clock(config.data) if self._shared_time is None else Clock(config.data, wall=self._shared_time)

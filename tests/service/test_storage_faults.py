@@ -275,3 +275,15 @@ def test_a_reserve_is_allocated_when_there_is_twice_the_room(disk: SmallDisk) ->
     assert Reserve(disk.path, RESERVE).refill()
     assert Reserve(disk.path, 2 * RESERVE).refill()
     assert (disk.path / "reserve").stat().st_size == 2 * RESERVE
+
+
+def test_a_reserve_that_no_disk_has_room_for_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reserve, why = Reserve(tmp_path, 1 << 60), f"bytes are free, and a reserve of {1 << 60} bytes takes twice the room"
+    reserve.begin()
+    (warned,) = caplog.messages
+    assert warned.startswith("--reserve-bytes: new jobs and uploads are refused")
+    assert warned.endswith(why)
+    with pytest.raises(ServiceError, match=why):
+        reserve.check()
