@@ -12,11 +12,12 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from fxlib.errors import FxlibError
+from fxlib.errors import FxlibError, of_system
 from fxlib_service.blobs.base import BlobStore
 from fxlib_service.blobs.folder import FolderBlobStore
 from fxlib_service.clock import Clock
 from fxlib_service.config import Config
+from fxlib_service.errors import ServiceError
 from fxlib_service.stores.postgres import PostgresJobStore
 from fxlib_service.stores.sql import SqlJobStore
 
@@ -129,4 +130,8 @@ def blob_store(config: Config, clock: Clock) -> BlobStore:
     folder = Path(path if is_url else config.blobs) if config.blobs else config.data
     if is_url and not folder.is_absolute():
         raise FxlibError(f"{config.blobs} names no folder", where="--blobs", hint="Write file:///FOLDER.")
-    return FolderBlobStore(folder, clock)
+    try:
+        return FolderBlobStore(folder, clock)
+    except ServiceError as error:
+        why = of_system(error.__cause__) if isinstance(error.__cause__, OSError) else error
+        raise FxlibError(f"cannot use {why}", where="--blobs" if config.blobs else "--data") from error

@@ -338,3 +338,9 @@ def test_a_place_that_cannot_be_used_is_a_sentence(place: str, told: str, tmp_pa
     assert "secret" not in str(refusal.value)
     assert "secret" not in repr(Config(blobs=place))
     assert isinstance(blob_store(Config(data=tmp_path, blobs=f"file://{tmp_path}"), Clock()), FolderBlobStore)
+
+
+def test_a_file_where_the_folder_of_the_blobs_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FxlibError, match=r"^--blobs: cannot use .*/file/.*: Not a directory$"):
+        blob_store(Config(data=tmp_path, blobs=str(tmp_path / "file")), Clock())

@@ -36,7 +36,7 @@ def test_a_data_folder_that_cannot_be_written_is_one_sentence() -> None:
 def test_a_file_where_the_blobs_belong_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_text("")
     told = sentence(refused("--data", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"))
-    assert told.startswith("fxlib service: storage: ")
+    assert told.startswith(f"fxlib service: --data: cannot use {tmp_path / 'blobs'}: ")
 
 
 def test_a_database_of_a_newer_service_is_one_sentence(tmp_path: Path) -> None:
