@@ -176,7 +176,15 @@ def called(name: str, where: str, hint: str) -> Any:
     Raises:
         UsageError: the name has another form, or there is no such function; `where` names the argument. Exceptions
             of the function itself are passed on.
+        FxlibError: the module or the function called `sys.exit`, which would end the command without a word.
     """
+    try:
+        return _found(name, where, hint)()
+    except SystemExit as error:
+        raise FxlibError(f"it called sys.exit({error.code!r})", where=where) from None
+
+
+def _found(name: str, where: str, hint: str) -> Any:
     module_name, colon, function = name.partition(":")
     if not (module_name and colon and function) or module_name.startswith("."):
         raise UsageError(f"{name!r} is not of the form pkg.mod:function", where=where.partition(" ")[0], hint=hint)
@@ -186,11 +194,11 @@ def called(name: str, where: str, hint: str) -> Any:
     try:
         found: Any = importlib.import_module(module_name)  # named by the user, on their own command line
     except ModuleNotFoundError as error:
-        raise UsageError(str(error), where=where, hint=hint) from error
+        raise UsageError(f"{error} in {here}, on PYTHONPATH or installed", where=where, hint=hint) from error
     for part in function.split("."):
         if not hasattr(found, part):
             raise UsageError(f"{module_name} has no {function!r}", where=where, hint=hint)
         found = getattr(found, part)
     if not callable(found):
         raise UsageError(f"{function!r} is not a function", where=where, hint=hint)
-    return found()
+    return found

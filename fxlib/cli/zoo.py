@@ -259,10 +259,14 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _runs_of(options: argparse.Namespace) -> Runs:
+    from fxlib.zoo.manifest import ManifestError
     from fxlib.zoo.runs import Runs
 
     manifest: Path = options.manifest
-    return Runs(options.runs or manifest.with_name(f"{manifest.stem}.runs"))
+    folder: Path = options.runs or manifest.with_name(f"{manifest.stem}.runs")
+    if not (folder.exists() or manifest.exists()):
+        raise ManifestError("there is no such manifest", where=str(manifest))
+    return Runs(folder)
 
 
 def _goes_on(run: Run, options: argparse.Namespace, names: list[str], chosen: list[str]) -> bool:

@@ -195,7 +195,8 @@ def _called(name: str, arguments: Mapping[str, Any]) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         traceback.print_exc()
-        raise _FailedError("FACTORY", f"{name}: {_one_line(error)}") from error
+        searched = f" in {Path.cwd()}, on PYTHONPATH or installed" if isinstance(error, ModuleNotFoundError) else ""
+        raise _FailedError("FACTORY", f"{name}: {_one_line(error)}{searched}") from error
     return found(**arguments)
 
 

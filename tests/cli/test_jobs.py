@@ -88,7 +88,10 @@ def test_optimize_without_a_service_fails_and_says_so(fxlib: Run) -> None:
     [
         ("models", "'models' is not of the form pkg.mod:function"),
         (".models:made", "'.models:made' is not of the form pkg.mod:function"),
-        ("no_such_package.models:made", "No module named 'no_such_package'"),
+        (
+            "no_such_package.models:made",
+            f"No module named 'no_such_package' in {Path.cwd()}, on PYTHONPATH or installed",
+        ),
         ("tests.client.models:no_such", "tests.client.models has no 'no_such'"),
         ("tests.client.models:workload", "returned Workload"),
         ("tests.cli.test_jobs:FACTORY", "'FACTORY' is not a function"),
@@ -100,6 +103,15 @@ def test_a_factory_that_is_none_is_one_line(fxlib: Run, factory: str, problem: s
     assert ran.code == 2
     assert problem in ran.err
     assert len(ran.err.splitlines()) == 1
+
+
+def ends() -> None:
+    sys.exit(3)
+
+
+def test_a_factory_that_ends_the_process_is_told(fxlib: Run) -> None:
+    ran = fxlib("optimize", "tests.cli.test_jobs:ends")
+    assert (ran.code, ran.err) == (1, "fxlib: FACTORY tests.cli.test_jobs:ends: it called sys.exit(3)\n")
 
 
 def test_a_folder_that_is_not_there_is_told_before_anything_is_measured(fxlib: Run, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from fxlib.reasons import Reason
 from fxlib.spec.report import Decision, Estimate, Report
 from fxlib.v1 import workers_pb2
 from fxlib.zoo import Entry, Row, Run, Runs, run_zoo, runs
+from fxlib.zoo.model_process import _called, _FailedError
 from fxlib.zoo.report import write_site
 from fxlib.zoo.run_zoo import RunOptions, _elsewhere
 from tests.service.disks import MAY_MOUNT, small_disk
@@ -164,6 +165,11 @@ def test_hostile_models_are_rows_and_the_others_are_measured(tmp_path: Path, ser
     assert found["prints_and_forks"].state == "done"
     assert "FORGED" in newest(path).log("prints_and_forks").read_text()
     assert len(jobs(service, tmp_path)) == 2
+
+
+def test_where_a_module_that_is_not_found_was_looked_for_is_told() -> None:
+    with pytest.raises(_FailedError, match=f"No module named 'no_such' in {Path.cwd()}, on PYTHONPATH or installed"):
+        _called("no_such:made", {})
 
 
 def test_nothing_of_a_hostile_model_is_left_running(tmp_path: Path, service: str) -> None:
@@ -386,6 +392,8 @@ def test_wrong_manifests_and_unknown_runs_end_with_2(tmp_path: Path, capsys: pyt
     path = manifest(tmp_path, of("clicks"))
     assert main(["zoo", "status", str(path)]) == 2
     assert "no run is called 'latest'" in capsys.readouterr().err
+    assert main(["zoo", "status", str(tmp_path / "none.toml")]) == 2
+    assert "none.toml: there is no such manifest" in capsys.readouterr().err
 
 
 def test_check_ends_with_3_where_a_row_became_slower(tmp_path: Path, service: str) -> None:
