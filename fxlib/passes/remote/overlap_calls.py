@@ -137,7 +137,8 @@ def _report(dependencies: Dependencies, pair: Pair, gain: Reason | None, blocked
     call = effects.nodes[pair.wait] if is_batch(node) else node
     if is_batch(node):
         reason = Reason.COALESCED if gain is None else Reason.MOVED_TOGETHER
-        found = Declined(node=node.name, reason=reason, detail=f"{len(items_of(node)) - 1} others")
+        count = len(items_of(node)) - 1
+        found = Declined(node=node.name, reason=reason, detail=f"{count} other{'s' * (count != 1)}")
     elif gain is not None or blocked is None:
         found = Declined(node=node.name, reason=gain or Reason.NOTHING_TO_OVERLAP, remedy=_remedy(node, effects[node]))
     else:

@@ -172,3 +172,10 @@ def test_the_schedule_reports_calls_of_a_batch_one_by_one() -> None:
     assert [(each.node, each.function, each.to, each.action, each.reason) for each in rewrite.calls] == [
         (name, "shop:lookup", "ps0", "merged", Reason.COALESCED) for name in "abc"
     ]
+
+
+@pytest.mark.parametrize("names, others", [("ab", "1 other"), ("abc", "2 others")])
+def test_the_schedule_counts_the_other_calls_of_a_batch(names: str, others: str) -> None:
+    program = Sketch("ids")
+    module = program.returns(*[program.call(name, program.inputs[0], contract=READ) for name in names])
+    assert {each.detail for each in recipes.apply(module).calls} == {others}
