@@ -81,13 +81,28 @@ class LeavesPushes(ABC):
         return self._leaving > 0 and not self._several_trainers
 
     def left(self, pushes: PushesInFlight) -> None:
-        """Note that the pushes of a step were sent; `settle_pushes` will wait for them."""
+        """Note that the pushes of a step were sent; `settle_pushes` will wait for them.
+
+        Raises:
+            Exception: whatever a push raises that another thread has left in flight meanwhile, with such a note.
+        """
         self.pushing()
         with self._preparing:
+            earlier = self._left
             self._pushing = self._pushing if self._others_push else None
             writes = [each for each in WATCH.in_flight if each not in self._others_writes]
             self._left = _Left(pushes=pushes, step=self._batches + 1, writes=writes)
             self._step_pushed()
+        if earlier is not None:
+            self._finish(earlier)
+
+    def _finish(self, left: _Left) -> None:
+        try:
+            left.pushes.finish(current_recording())
+        except BaseException as error:
+            error.add_note(f"fxlib.pipeline: a push of step {left.step} of the loop, which was left in flight")
+            self.drop()
+            raise
 
     def settle_pushes(self) -> None:
         """Wait for pushes that were left in flight; while one thread waits for them, they count as left for all others.
@@ -106,11 +121,7 @@ class LeavesPushes(ABC):
                 return
             self._pushing = get_ident()
             try:
-                left.pushes.finish(current_recording())
-            except BaseException as error:
-                error.add_note(f"fxlib.pipeline: a push of step {left.step} of the loop, which was left in flight")
-                self.drop()
-                raise
+                self._finish(left)
             finally:
                 for each in self._waiting():
                     each.rides = False

@@ -21,7 +21,7 @@ def still_as_they_are(batches: Sequence[Any]) -> Iterator[None]:
     Raises:
         FxlibError: one of them is not.
     """
-    before = [[_Leaf(each) for each in _leaves(batch)] for batch in batches]
+    before = [list(map(_Leaf, _leaves(batch), _leaves(batch))) for batch in batches]
     yield
     for batch, were in zip(batches, before, strict=True):
         leaves = _leaves(batch)
@@ -35,21 +35,26 @@ def still_as_they_are(batches: Sequence[Any]) -> Iterator[None]:
 
 
 class _Leaf:
-    """An object within a batch; of a tensor, its bits, or, if it is large, the number of writes that torch counts."""
+    """An object within a batch; of a tensor, its bits, or, if it is large, the number of writes that torch counts.
 
-    __slots__ = ("_bits", "_value", "_version")
+    Args:
+        value: the object.
+        again: what the batch has in this place when it is asked once more; a batch class may make it anew each time.
+    """
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
+    __slots__ = ("_bits", "_is_made_anew", "_value", "_version")
+
+    def __init__(self, value: Any, again: Any) -> None:
+        self._value, self._is_made_anew = value, again is not value
         self._version, self._bits = _state(value)
         self._bits = None if self._bits is None else self._bits.clone()
 
     def is_still(self, value: Any) -> bool:
-        if value is not self._value:
+        if value is not self._value and not self._is_made_anew:
             return False
         version, bits = _state(value)
         if self._bits is None or bits is None:
-            return version == self._version and bits is self._bits
+            return bits is self._bits and (version == self._version or self._is_made_anew)
         return torch.equal(bits, self._bits)
 
 

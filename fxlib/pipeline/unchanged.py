@@ -57,12 +57,14 @@ class Noted:
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a small tensor's bits as integers; None for a large one, or one that is not in plain host memory."""
+    if tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
+        return None
     dtype = tensor.dtype
     most = _COPIED_BYTES if dtype.is_floating_point or dtype.is_complex else _COPIED_INDEX_BYTES
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.nbytes > most:
         return None
     words = _WORDS.get(dtype.itemsize)
-    if words is None or tensor.is_quantized:
+    if words is None:
         return None
     return tensor if dtype is words else tensor.view(words)
 

@@ -55,7 +55,17 @@ _EXACT: Final = _words(
     """
 )
 """Operators whose integers are exact in 32 bits as long as those that they are given are small."""
-_LOGARITHMS: Final = _words("log log2 log10")
+_MAGNIFIED: Final = {
+    **dict.fromkeys(_words("log log2 log10 reciprocal rsqrt"), 0),
+    **dict.fromkeys(_words("div divide truediv true_divide"), 1),
+}
+"""Operators whose results tell small numbers next to zero apart, with the place of the argument."""
+_VIEWS_AND_MULTIPLES: Final = _words(
+    """
+    view reshape flatten squeeze unsqueeze permute transpose t contiguous clone detach getitem select slice narrow
+    expand expand_as to _to_copy float mul multiply neg div truediv
+    """
+)
 _CASTS: Final = _words("to type _to_copy float double half bfloat16 long int bool")
 _SUMS: Final = _words("sum cumsum")
 _WIDE: Final = frozenset({torch.int32, torch.int64})
@@ -183,15 +193,23 @@ def _of_onnxruntime(part: GraphModule, node: Node, given: Sequence[torch.Tensor]
         return "divides integers, and ONNX Runtime does so in float32"
     if _name(node) == "topk" and not all(map(torch.Tensor.is_floating_point, made)):
         return "computes indices, and ONNX Runtime has others for equal values"
-    if _name(node).removesuffix("_") in _LOGARITHMS and any(_is_sigmoid(part, each) for each in node.all_input_nodes):
-        return "takes the logarithm of a sigmoid, which ONNX Runtime rounds to 0 next to it"
+    place = _MAGNIFIED.get(_name(node).removesuffix("_"))
+    if place is not None and len(node.args) > place and _is_of_sigmoid(part, node.args[place]):
+        return "takes the logarithm of a sigmoid or divides by one, which ONNX Runtime rounds to 0 next to it"
     return ""
 
 
-def _is_sigmoid(part: GraphModule, node: Node) -> bool:
-    if node.op == "call_module":
-        return type(submodule(part, str(node.target))) is nn.Sigmoid
-    return _name(node).removesuffix("_") == "sigmoid"
+def _is_of_sigmoid(part: GraphModule, value: Any) -> bool:
+    """Return whether a value is a sigmoid, or a view or a multiple of one."""
+    while isinstance(value, Node):
+        if value.op == "call_module":
+            return type(submodule(part, str(value.target))) is nn.Sigmoid
+        name = _name(value).removesuffix("_")
+        if name == "sigmoid":
+            return True
+        nodes = value.all_input_nodes
+        value = nodes[0] if name in _VIEWS_AND_MULTIPLES and len(nodes) == 1 else None
+    return False
 
 
 _CHECKS: Final = {"openvino": _of_openvino, "onnxruntime": _of_onnxruntime}

@@ -41,6 +41,8 @@ ASSERTION: Final = torch.ops.aten._assert_tensor_metadata.default
 
 _SHAPES: Final = 8
 """The number of kinds of inputs for which a part is compiled; for others it runs as it is."""
+_one_at_a_time: Final = threading.RLock()
+"""Held while a compiler runs, since exporters and tracers of torch change state of the whole process."""
 _COMPILING_S: Final = 900.0
 """Time limit of a compiler, in seconds; one that takes longer is left to itself."""
 
@@ -226,10 +228,10 @@ class Part:
             self._compiled[key] = None  # meanwhile, other threads run the part as it is
             try:
                 results = self._module.forward(*values)
+                self._compiled[key] = self._compile(backend, values, results)
             except BaseException:
                 self._compiled.pop(key, None)
                 raise
-            self._compiled[key] = self._compile(backend, values, results)
             return results
         compiled = self._compiled[key]
         if compiled is None or not all(each.holds(values) for each in self._checks):
@@ -287,16 +289,6 @@ class Part:
         self._backend = None
 
 
-class _Turns:
-    """Lets one compiler run at a time, since exporters and tracers change state of the whole process."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-_turns: Final = _Turns()
-
-
 def _made_by(backend: Backend, part: nn.Module, values: tuple[Any, ...]) -> tuple[Callable[..., Any], Any]:
     """Return the code that a backend makes of a part, and the results of that code for the values."""
     compiled = backend.compile(part, values)
@@ -306,27 +298,23 @@ def _made_by(backend: Backend, part: nn.Module, values: tuple[Any, ...]) -> tupl
 def _within(limit_s: float, make: Callable[[], T]) -> T:
     """Return the result of a function that runs in another thread, under the modes of this one.
 
-    Only one such function runs at a time.
+    Only one such function runs at a time; the limit is for this one alone.
 
     Raises:
         TimeoutError: the function takes longer; its thread stays, and ends with the process.
         Exception: whatever the function raises.
     """
-    turn = _turns.lock
-    if not math.isfinite(limit_s):
-        with turn:
-            return make()
+    with _one_at_a_time:
+        return make() if not math.isfinite(limit_s) else _in_a_thread(limit_s, make)
+
+
+def _in_a_thread(limit_s: float, make: Callable[[], T]) -> T:
     made, grad, inference = Future[T](), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
     def run() -> None:
         try:
-            with (
-                turn,
-                torch.inference_mode(inference),
-                torch.set_grad_enabled(grad),
-                torch.autocast("cpu", dtype, autocast),
-            ):
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, autocast):
                 made.set_result(make())
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             made.set_exception(error)
@@ -334,7 +322,6 @@ def _within(limit_s: float, make: Callable[[], T]) -> T:
     threading.Thread(target=run, name="fxlib-compile", daemon=True).start()
     wait([made], limit_s)
     if not made.done():
-        _turns.lock = threading.Lock()  # the thread that is left behind may keep its own for good
         raise TimeoutError(f"it took more than {limit_s:g} s")
     return made.result()
 

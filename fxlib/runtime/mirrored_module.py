@@ -133,7 +133,9 @@ class MirroredModule(GraphModule):
 
     def _catch_up(self) -> None:
         """Follow the original before the parts of the root are read; dynamo reads them as it finds them."""
-        if not torch.compiler.is_dynamo_compiling() and (mirror := self._mirror()) is not None:
+        if torch.compiler.is_dynamo_compiling() or (mirror := self._mirror()) is None:
+            return
+        if not mirror.loans:
             mirror.follow(self, self._fxlib.constants, is_linked=True)
 
     def _is_followed(self, table: str, name: str) -> bool:

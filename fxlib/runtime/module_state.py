@@ -61,6 +61,7 @@ class Mirror:
     Attributes:
         original: the original.
         shared: the names of what was replaced on both.
+        loans: how many blocks let the original have the module's tensors at the moment.
     """
 
     def __init__(self, original: nn.Module, module: nn.Module) -> None:
@@ -76,6 +77,7 @@ class Mirror:
         self._training: bool | None = None
         """The training flag of the original's root at that time."""
         self.shared: set[str] = set()
+        self.loans = 0
         self.note(module)
 
     def follow(self, module: nn.Module, constants: Iterable[str], *, is_linked: bool) -> None:
@@ -161,7 +163,7 @@ class Mirror:
         copied = Mirror.__new__(Mirror)
         memo[id(self)] = copied
         copied.original, copied._seen, copied._own = copy.deepcopy((self.original, self._seen, self._own), memo)
-        copied._training, copied.shared = self._training, set(self.shared)
+        copied._training, copied.shared, copied.loans = self._training, set(self.shared), 0
         copied._tables, copied._versions = [], []  # the copied original may not have all of its tables yet
         copied._own_versions = []
         return copied
@@ -213,13 +215,22 @@ def holds_the_same(source: nn.Module, target: nn.Module) -> bool:
 
 @contextmanager
 def lent(source: nn.Module, target: nn.Module) -> Iterator[None]:
-    """Let `target` have the state of `source` during the block; both keep what the block replaces on `target`."""
+    """Let `target` have the state of `source` during the block; both keep what the block replaces on `target`.
+
+    Meanwhile, a captured module does not follow its original for those who read its parts.
+    """
+    state = source.__dict__.get("_fxlib")
+    mirror = None if state is None else state.mirror
     before = {table: dict(target.__dict__[table]) for table in ("_parameters", "_buffers")}
+    if mirror is not None:
+        mirror.loans += 1
     lend_state(source, target)
     given = {table: dict(target.__dict__[table]) for table in before}
     try:
         yield
     finally:
+        if mirror is not None:
+            mirror.loans -= 1
         for table, kept in before.items():
             theirs, own = target.__dict__[table], source.__dict__[table]
             for name in theirs.keys() & kept.keys():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -13,5 +12,5 @@ def target_of(target: Any, args: Sequence[Any]) -> Any:
 
     A power of a negative number, `(-1) ** k`, would become `-1 ** k`, which is `-(1 ** k)`.
     """
-    is_power = target is operator.pow and args and isinstance(args[0], (int, float))
-    return pow if is_power and math.copysign(1.0, args[0]) < 0 else target
+    is_power = target is operator.pow and args and isinstance(args[0], (int, float, complex))
+    return pow if is_power and repr(args[0]).startswith("-") else target

@@ -33,7 +33,7 @@ def writes_to_its_input(x: torch.Tensor) -> Any:
 
 def powers_of_negative_numbers(x: torch.Tensor) -> Any:
     number = torch.tensor(2)
-    return x + (-1) ** number + (-2.0) ** number + (-1) ** x.sign() * 3 + (-0.0) ** number
+    return x + (-1) ** number + (-2.0) ** number + (-1) ** x.sign() * 3 + (-0.0) ** number + (2j).conjugate() ** number
 
 
 def writes_through_a_view(x: torch.Tensor) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import fxlib
 from fxlib.errors import FxlibError
@@ -54,6 +55,28 @@ def test_a_loader_that_writes_over_a_batch_before_its_step_is_told_of(
     assert len(list(fxlib.pipeline(loader(), nn.Identity()))) == 4
     with pytest.raises(FxlibError, match=r"changed a batch .* yield copies"):
         next(iter(fxlib.pipeline(loader(), nn.Identity(), ahead=True)))
+
+
+class Fresh:
+    """A batch whose leaves are made whenever somebody asks for them."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+pytree.register_pytree_node(
+    Fresh, lambda each: ([each.x[:1], float(each.x.sum())], None), lambda leaves, _: Fresh(next(iter(leaves)))
+)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [torch.ones(2, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(2)), Fresh(torch.ones(2, 4))],
+    ids=["conjugate", "negative", "made anew"],
+)
+def test_what_else_a_batch_holds_is_no_reason_to_stop(target: object) -> None:
+    loader = ((each, target) for each in batches())
+    assert len(list(fxlib.pipeline(loader, nn.Identity(), inputs=lambda batch: batch[0], ahead=True))) == 4
 
 
 def test_a_loader_may_have_as_many_buffers_as_batches_are_held() -> None:

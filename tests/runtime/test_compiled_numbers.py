@@ -61,17 +61,20 @@ def test_a_division_of_integers_with_a_rounding_mode_is_not_for_onnx_runtime() -
     refuse(part, [IDS.float()], "onnxruntime")
 
 
+@pytest.mark.parametrize("told", [lambda y: y.log(), lambda y: (y.squeeze(0) * 2).log(), lambda y: 1 / y])
 @pytest.mark.parametrize("sigmoid", [torch.sigmoid, nn.Sigmoid()], ids=["function", "module"])
-def test_a_logarithm_of_a_sigmoid_is_not_for_onnx_runtime(sigmoid: Callable[[Tensor], Tensor]) -> None:
+def test_small_numbers_of_a_sigmoid_are_not_for_onnx_runtime(
+    sigmoid: Callable[[Tensor], Tensor], told: Callable[[Tensor], Tensor]
+) -> None:
     class Likelihood(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.sigmoid = sigmoid
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.sigmoid(x).log() + self.sigmoid(x) * 2
+            return told(self.sigmoid(x)) + self.sigmoid(x) * 2
 
-    with pytest.raises(OtherNumbersError, match="log takes the logarithm of a sigmoid"):
+    with pytest.raises(OtherNumbersError, match="takes the logarithm of a sigmoid or divides by one"):
         refuse(symbolic_trace(Likelihood()), [X], "onnxruntime")
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.func import functional_call
 from torch.fx import Graph, symbolic_trace
 from torch.utils import _pytree as pytree
 
@@ -425,6 +426,36 @@ def test_hooks_of_the_model_run_once() -> None:
     with torch.no_grad():
         module(X)
     assert seen == ["forward", "forward"]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.linear = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
+def test_who_reads_parameters_while_the_original_runs_for_other_ones_changes_nothing() -> None:
+    norms: list[float] = []
+    model = Scaled()
+    module = fxlib.capture(model)
+    model.linear.register_forward_hook(lambda *_: norms.append(sum(float(p.norm()) for p in module.parameters())))
+    doubled = {name: value.detach() * 2 for name, value in model.named_parameters()}
+    x = torch.randn(2, 3)
+
+    class Twice(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x) + self.net(x + 1)
+
+    given = {f"net.{name}": value for name, value in doubled.items()}
+    assert torch.equal(functional_call(Twice(module), given, x), functional_call(Twice(model), given, x))
+    assert norms[0] == norms[1]
 
 
 def test_a_deep_copy_shares_nothing_and_is_complete() -> None:

@@ -157,7 +157,7 @@ def _custom_function(tracer: RemoteTracer) -> Replace:
     kept: dict[type, Call] = {}
 
     def replacement(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls is CheckpointFunction:
+        if cls is CheckpointFunction and torch.is_grad_enabled():
             raise refusals.reentrant_checkpoint()
         function = kept.setdefault(cls, _named(f"{cls.__name__}_apply", cls))
         return tracer.create_proxy("call_function", function, args, kwargs, name=cls.__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from itertools import chain, repeat
 from operator import is_
@@ -44,7 +44,7 @@ class DictEntries:
 
     def __init__(self) -> None:
         self._entries: list[tuple[dict[Any, Any], Any, Any]] = []
-        self._varying: dict[int, Callable[[Any, Any], bool]] = {}
+        self._varying: Mapping[int, Callable[[Any, Any], bool]] = {}
         """By its number, what compares an entry that other objects may hold."""
         self._orders: list[tuple[dict[Any, Any], Sequence[Any]]] = []
         self._changes: dict[int, int] = {}
@@ -72,7 +72,7 @@ class DictEntries:
 
     def let_vary(self, index: int, equal: Callable[[Any, Any], bool]) -> None:
         """Let an entry hold, from now on, any object that is equal to its value: a loop sets it again and again."""
-        self._varying[index] = equal
+        self._varying = {**self._varying, index: equal}  # another thread may lay the entries out
         self._layout = _UNMADE
 
     def holds(self) -> bool:

@@ -118,7 +118,7 @@ def _check_of(tensors: Sequence[Any]) -> Callable[..., bool] | None:
 
     It asks for more than is compared here: modes such as autocast, and `requires_grad`. So a "no" says nothing.
     """
-    if not _are_plain(tensors):
+    if not _are_plain(tensors) or len(set(map(id, tensors))) < len(tensors):  # it takes each tensor once
         return None
     try:
         sizes, strides = ([list(read(each)) for each in tensors] for read in (torch.Tensor.size, torch.Tensor.stride))

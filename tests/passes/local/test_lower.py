@@ -345,6 +345,22 @@ def test_other_threads_run_a_part_as_it_is_while_it_is_compiled(tower: Tower, co
     assert len(copies.compiled) == 1
 
 
+def test_what_was_interrupted_while_it_was_compiled_is_compiled_later(tower: Tower, copies: Copies) -> None:
+    compiles = copies.compile
+
+    def interrupted(part: nn.Module, inputs: Sequence[Any]) -> Callable[..., Any]:
+        raise KeyboardInterrupt
+
+    copies.compile = interrupted  # type: ignore[method-assign]
+    module, x = lowered(tower), images()
+    with pytest.raises(KeyboardInterrupt):
+        module(x)
+    copies.compile = compiles  # type: ignore[method-assign]
+    for _ in range(2):
+        assert torch.equal(module(x), tower(x))
+    assert copies.runs == 2
+
+
 def test_what_another_thread_reads_while_a_part_is_exported_is_the_model_itself() -> None:
     pytest.importorskip("onnxruntime", reason="the extra fxlib[onnxruntime] is not installed")
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20))).eval()

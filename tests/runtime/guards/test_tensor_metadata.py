@@ -123,9 +123,12 @@ CHANGES: dict[str, tuple[Callable[[Several], object], bool]] = {
 }
 
 
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("change, counts", CHANGES.values(), ids=CHANGES)
-def test_a_change_is_seen(change: Callable[[Several], object], counts: bool) -> None:
+def test_a_change_is_seen(change: Callable[[Several], object], counts: bool, is_tied: bool) -> None:
     model = Several()
+    if not is_tied:  # then torch compares them
+        model.layers[2].weight = nn.Parameter(torch.zeros(3, 3))
     metadata = TensorMetadata(model, model, METADATA, strides=True)
     assert not metadata.changed()
     change(model)
