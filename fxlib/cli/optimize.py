@@ -186,7 +186,8 @@ def _asked(options: argparse.Namespace, recipe: RecipeLike) -> RequestOptions:
         Question(**asked)
     except WorkloadError as error:
         name, bracket, key = error.where.removeprefix("TrialOptions.").partition("[")
-        raise UsageError(str(error).removeprefix(f"{error.where}: "), where=f"{_FLAGS[name]}{bracket}{key}") from None
+        problem, flag = str(error).removeprefix(f"{error.where}: "), _FLAGS.get(name, name)
+        raise UsageError(problem, where=f"{flag}{bracket}{key}") from None
     return asked
 
 

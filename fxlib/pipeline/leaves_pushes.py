@@ -84,7 +84,8 @@ class LeavesPushes(ABC):
         """Note that the pushes of a step were sent; `settle_pushes` will wait for them.
 
         Raises:
-            Exception: whatever a push raises that another thread has left in flight meanwhile, with such a note.
+            Exception: whatever a push raises that another thread has left in flight meanwhile, with a note that names
+                its step.
         """
         self.pushing()
         with self._preparing:

@@ -126,7 +126,7 @@ class _Puller(Generic[B]):
 
     Attributes:
         ahead: whether batches may be pulled before the loop asks for them.
-        is_unknown: whether that is so because the caller says so.
+        is_stated: whether that is so because the caller states it, and not by what the loader is.
     """
 
     def __init__(self, loader: Iterable[B], *, ahead: bool) -> None:
@@ -135,7 +135,7 @@ class _Puller(Generic[B]):
         self._list: list[B] | None = loader if type(loader) is list else None
         self._next = 0
         self.ahead = ahead
-        self.is_unknown = ahead and bool(_why_not_ahead(loader))
+        self.is_stated = ahead and bool(_why_not_ahead(loader))
         self._pulled = 0
         """Number of batches that were pulled."""
         self._before_the_end = _pulls_before_the_end(loader)
@@ -389,7 +389,7 @@ class Pipeline(Generic[B]):
                 while len(queue) < depth and self._may_follow(queue) and puller.may_pull_early():
                     with (
                         still_as_they_are([each.batch for each in (current, *queue)])
-                        if puller.is_unknown
+                        if puller.is_stated
                         else nullcontext()
                     ):
                         pull(early=True)

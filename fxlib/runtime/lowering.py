@@ -296,9 +296,7 @@ def _made_by(backend: Backend, part: nn.Module, values: tuple[Any, ...]) -> tupl
 
 
 def _within(limit_s: float, make: Callable[[], T]) -> T:
-    """Return the result of a function that runs in another thread, under the modes of this one.
-
-    Only one such function runs at a time; the limit is for this one alone.
+    """Return the result of a function, while no other thread is here; it has a thread of its own if it has a limit.
 
     Raises:
         TimeoutError: the function takes longer; its thread stays, and ends with the process.

@@ -110,8 +110,11 @@ def finish(module: nn.Module) -> None:
     """Rebuild the state that a module derives from its parameters.
 
     Raises:
-        Fault: a recurrent module names weights that are not its parameters.
+        Fault: a recurrent module names weights that are not its parameters, or a module lacks its rate of dropout.
     """
+    drops = isinstance(module, (nn.RNNBase, nn.MultiheadAttention))
+    if drops and not isinstance(vars(module).get("dropout"), (int, float)):
+        raise Fault("the module has no rate of dropout")
     if isinstance(module, nn.RNNBase):
         flat, nested = (vars(module).get(name) for name in _RNN_NAMES)
         rows = [flat, *nested] if isinstance(flat, list) and isinstance(nested, list) else [None]

@@ -73,6 +73,14 @@ def test_names_of_a_recurrent_module_s_weights_reach_nothing_else() -> None:
         wire.decode(graph)
 
 
+def test_a_recurrent_module_without_its_rate_of_dropout_is_refused() -> None:
+    graph = whole()
+    attributes = graph.modules[0].attributes
+    del attributes[next(at for at, each in enumerate(attributes) if each.name == "dropout")]
+    with pytest.raises(WireError, match=r"module 'part': the module has no rate of dropout"):
+        wire.decode(graph)
+
+
 @pytest.mark.parametrize("version", [0, 2, 4_000_000_000])
 def test_another_version_of_the_format_is_refused_by_number(version: int) -> None:
     graph = whole()

@@ -351,7 +351,7 @@ def _is_empty(module: nn.Module) -> bool:
 
 def _draws(module: nn.Module) -> bool:
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-        return getattr(module, "dropout", 1.0) > 0  # one that was received may lack it
+        return module.dropout > 0
     return isinstance(module, _DRAWS)
 
 

@@ -296,7 +296,8 @@ def as_written(modules: Iterable[nn.Module]) -> list[AsWritten]:
     """Return the records of those among some modules that could not be captured; each push asks, and mostly none is."""
     found = [each for module in modules if (each := _TRAINED.get(module)) is not None] if _TRAINED else []
     for each in found:
-        if not (each.hooked or each.warned) and rpc.api._is_current_rpc_agent_set():
+        is_watched = each.hooked or each.calls or each.pending  # or as another model of its class is
+        if not (is_watched or each.warned) and rpc.api._is_current_rpc_agent_set():
             each.warned = True
             warnings.warn(
                 f"{each.name} could not be captured, and was optimized where it could call no server, before init_rpc: "

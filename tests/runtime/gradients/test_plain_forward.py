@@ -67,21 +67,40 @@ def test_a_refused_model_pushes_what_the_program_would_in_its_order() -> None:
     assert torch.equal(model(ROWS), Weighs()(ROWS))
 
 
+class WeighsOne(Weighs):
+    def forward(self, rows: torch.Tensor) -> Any:
+        found = rpc.rpc_sync("ps0", read, args=("a", rows))
+        return self.weight * found
+
+
 def test_a_model_that_was_optimized_before_the_servers_were_there_says_so_and_can_be_optimized_again() -> None:
-    model = Weighs()
+    model = WeighsOne()
     train_as_written(model, {}, calls=False)
-    assert not model(ROWS).requires_grad or not pushed()
+    model(ROWS).sum().backward()
     with pytest.warns(FxlibWarning, match="before init_rpc: gradients of its lookups are not pushed"):
         push_gradients(model)
+    assert pushed() == []
     refused(model)(ROWS).sum().backward()
     push_gradients(model)
+    assert pushed() == ["a [2.0, 2.0]"]
+
+
+def test_a_model_is_watched_as_another_one_of_its_class_is(recwarn: pytest.WarningsRecorder) -> None:
+    refused(Weighs())
+    model = Weighs()
+    train_as_written(model, {}, calls=False)
+    model(ROWS).sum().backward()
+    push_gradients(model)
     assert pushed() == ["a [2.0, 2.0]", "b [3.0, 3.0]"]
+    assert not [each for each in recwarn if issubclass(each.category, FxlibWarning)]
 
 
-@pytest.mark.parametrize("model", [torch.jit.script(nn.Linear(2, 2)), nn.Identity()], ids=["script", "callable"])
+class Cached(nn.Identity):
+    forward: Any = functools.lru_cache(nn.Identity.forward)
+
+
+@pytest.mark.parametrize("model", [torch.jit.script(nn.Linear(2, 2)), Cached()], ids=["script", "callable"])
 def test_a_model_without_a_plain_forward_is_trained_as_written(model: nn.Module) -> None:
-    if isinstance(model, nn.Identity):
-        model = type("Cached", (nn.Identity,), {"forward": functools.lru_cache(nn.Identity.forward)})()
     x = torch.ones(2, 2)
     assert torch.equal(refused(model)(x), model(x))
 
