@@ -410,6 +410,7 @@ def _by_hand() -> dict[str, Call]:
         "fxlib::int8_conv2d_add.default": (levels, 0.01, 3, integers, *ones, *window, other, 0.03, 1, *to, True),
         "fxlib::int8_conv2d_add_over.default": (levels, 0.01, 3, integers, *ones, *window, other, 0.03, 1, *to, True),
         "fxlib::int8_max_pool2d.default": (levels, [3, 3], [2, 2], [1, 1], [1, 1], False),
+        "fxlib::int8_avg_pool2d.default": (levels, [3, 3], [2, 2]),
         "fxlib::int8_norm.default": (levels, 0.01, 3, torch.ones(4), torch.ones(4), *to),
     }
     return {name: (args, {}) for name, args in found.items()}

@@ -24,7 +24,7 @@ from fxlib.runtime.lowering import over
 
 _OPERATORS: Final[Mapping[object, Function]] = {
     getattr(torch.ops.fxlib, name).default: getattr(operators, name.removeprefix("int8_"))
-    for name in (*int8.LAYERS, "quantize", "int8_max_pool2d", "int8_norm", "dequantize")
+    for name in (*int8.LAYERS, "quantize", "int8_max_pool2d", "int8_avg_pool2d", "int8_norm", "dequantize")
 }
 """The function that computes each operator, which is called at once where the dispatcher has nothing to decide."""
 _VIEWS: Final = frozenset({"contiguous", "view", "reshape", "flatten"})
@@ -207,8 +207,8 @@ class _Rewriting:
     def _kernel(self, computes: Function, inputs: Sequence[Any], others: Sequence[Any]) -> Kernel | Sum | None:
         """Return what computes an operator on quantized tensors; None if nothing does, or the operator would raise."""
         try:
-            if computes is operators.max_pool2d:
-                return kernels.max_pool(self._points[inputs[0]], *others)
+            if (pooling := kernels.POOLINGS.get(computes)) is not None:
+                return pooling(self._points[inputs[0]], *others)
             return kernels.KERNELS[computes](*self._attributes(others))
         except (FxlibError, LookupError, TypeError, AttributeError):  # the last one of a missing weight
             return None

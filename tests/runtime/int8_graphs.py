@@ -61,10 +61,11 @@ def chain() -> GraphModule:
         (OPERATORS.quantize.default, (0.05, 100)),
         (OPERATORS.int8_conv2d.default, (0.05, 100, *layer, [1, 1], [1, 1], [1, 1], 1, 9.0, 20, "none")),
         (OPERATORS.int8_max_pool2d.default, ([3, 3], [2, 2], [1, 1], [1, 1], True)),
+        (OPERATORS.int8_avg_pool2d.default, ([2, 2], [1, 1])),
         (OPERATORS.int8_norm.default, (9.0, 20, *norm, 8.0, 0)),
         (OPERATORS.int8_conv2d.default, (8.0, 0, *layer, *PLAIN, 900.0, 0, "relu")),
         (torch.flatten, (1,)),
-        (OPERATORS.int8_linear.default, (900.0, 0, integers(4, 72), figures(4, 3), None, None, 0, "none")),
+        (OPERATORS.int8_linear.default, (900.0, 0, integers(4, 32), figures(4, 3), None, None, 0, "none")),
     )
 
 

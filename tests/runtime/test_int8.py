@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
@@ -186,6 +186,29 @@ def test_a_pooling_has_the_largest_levels(
     assert found.stride() == expected.stride()
     with FakeTensorMode() as mode:
         fake = OPERATORS.int8_max_pool2d(mode.from_tensor(x), kernel, stride, padding, [1, 1], ceil_mode)
+    assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
+
+
+@pytest.mark.slow
+@given(
+    sides=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    batch=st.sampled_from([(), (0,), (2,)]),
+    last=st.booleans(),
+)
+def test_a_pooling_has_the_rounded_means(
+    *, sides: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], batch: tuple[int, ...], last: bool
+) -> None:
+    assume(all(size >= over for size, over in zip(sides, kernel, strict=True)))
+    x = levels(*batch, 5, *sides)
+    x = x.contiguous(memory_format=torch.channels_last) if last and x.dim() == 4 else x
+    found = OPERATORS.int8_avg_pool2d(x, kernel, stride)
+    exact = F.avg_pool2d(x.double(), kernel, stride)
+    assert torch.equal(found.double(), exact.round())  # a half to the even one
+    assert found.stride() == exact.stride()
+    with FakeTensorMode() as mode:
+        fake = OPERATORS.int8_avg_pool2d(mode.from_tensor(x), kernel, stride)
     assert (fake.shape, fake.stride(), fake.dtype) == (found.shape, found.stride(), found.dtype)
 
 
@@ -449,6 +472,11 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "a pooling of borders": lambda: OPERATORS.int8_max_pool2d(IMAGE, [2, 2], [1, 1], [2, 0], *POOL[3:]),
     "a pooling that is larger": lambda: OPERATORS.int8_max_pool2d(IMAGE, [6, 2], *POOL[1:]),
     "a pooling without end": lambda: OPERATORS.int8_max_pool2d(IMAGE, [2**40, 2], *POOL[1:]),
+    "a mean of floats": lambda: OPERATORS.int8_avg_pool2d(IMAGE.float(), [2, 2], [1, 1]),
+    "a mean of nothing": lambda: OPERATORS.int8_avg_pool2d(IMAGE, [0, 2], [1, 1]),
+    "a mean without steps": lambda: OPERATORS.int8_avg_pool2d(IMAGE, [2, 2], [0, 1]),
+    "a mean of more than there is": lambda: OPERATORS.int8_avg_pool2d(IMAGE, [6, 2], [1, 1]),
+    "a mean of too much": lambda: OPERATORS.int8_avg_pool2d(levels(1, 1, 1025, 1025), [1025, 1025], [1, 1]),
     "a norm of other channels": lambda: OPERATORS.int8_norm(IMAGE, 1.0, 0, SCALES, SCALES, 1.0, 0),
     "a norm of doubles": lambda: OPERATORS.int8_norm(IMAGE, 1.0, 0, SCALES[:2].double(), SCALES[:2], 1.0, 0),
     "a norm of rows": lambda: OPERATORS.int8_norm(X, 1.0, 0, torch.ones(8), torch.ones(8), 1.0, 0),

@@ -211,6 +211,23 @@ def max_pool(point: Point, *options: Any) -> Kernel:
     return Kernel(point, point, lambda levels: torch.ops.quantized.max_pool2d(levels, *sizes, ceil_mode), fits)
 
 
+def avg_pool(point: Point, *options: Any) -> Kernel:
+    """Return what computes an average pooling of levels of this point."""
+    sizes = [list(each) for each in options]
+
+    def fits(levels: torch.Tensor) -> bool:
+        return _is_of_images(levels) and operators.avg_pool2d(as_integers(levels), *options) is not None
+
+    return Kernel(point, point, lambda levels: as_levels(operators.averaged(as_integers(levels), *sizes), *point), fits)
+
+
+POOLINGS: Final[Mapping[Function, Callable[..., Kernel]]] = {
+    operators.max_pool2d: max_pool,
+    operators.avg_pool2d: avg_pool,
+}
+"""The function that makes the kernel of a pooling, of the point of its input and of its options."""
+
+
 def _check_layer(layer: Layer, result: Result, kind: str, *, dimensions: int) -> None:
     layer.check(torch.empty(0, dtype=torch.uint8), dimensions=dimensions)
     result.options(kind)

@@ -47,6 +47,8 @@ MANY_ROWS: Final = torch.ops.onednn.qlinear_pointwise.default
 """The linear layer of oneDNN."""
 _QCONV: Final = torch.ops.onednn.qconv_pointwise.default
 _QCONV_ADD: Final = torch.ops.onednn.qconv2d_pointwise.binary
+_LARGEST_WINDOW: Final = 1 << 20
+"""The largest number of levels that are averaged: torch adds them up in 32 bits."""
 _MIDDLE: Final = 128
 """The zero point of inputs that are quantized by the range of their values."""
 _LAYER: Final = "Tensor x, float? scale, int zero_point, Tensor weight, Tensor weight_scales, Tensor? bias"
@@ -235,6 +237,19 @@ def max_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
     return _ordered(torch.ops.quantized.max_pool2d(x, *sizes, options[4]), found)
 
 
+def avg_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
+    """Return the mean level of each window, rounded, which stands for the mean of the numbers."""
+    if x.dim() == 3:
+        return avg_pool2d(x[None], *options)[0]
+    found = _fake_avg_pool2d(x, *options)
+    return _ordered(averaged(x, *map(list, options)), found) if found.numel() else found
+
+
+def averaged(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """Return the same for images; it checks nothing. A mean halfway between two levels becomes the even one."""
+    return as_integers(torch.ops.aten.avg_pool2d.default(as_levels(x, 1.0, 0), kernel, stride))
+
+
 def norm(x: torch.Tensor, scale: float, zero_point: int, *others: Any) -> torch.Tensor:
     """Return the levels of `x * weight + bias`, with a weight and a bias for each channel, the second dimension.
 
@@ -297,6 +312,12 @@ def _fake_max_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=suggest_memory_format(x))
 
 
+def _fake_avg_pool2d(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    found = _fake_max_pool2d(x, kernel, stride, (0, 0), (1, 1), False)
+    check(math.prod(kernel) <= _LARGEST_WINDOW, f"a window of a mean has at most {_LARGEST_WINDOW:,} levels")
+    return found
+
+
 def _fake_norm(x: torch.Tensor, _scale: Any, _zero: Any, *weights: Any) -> torch.Tensor:
     weight, bias = weights[:2]
     check_uint8(x)
@@ -346,6 +367,7 @@ for _schema, _computes, _pretends in (
     (f"int8_conv2d_add({_LAYER}, {_WINDOW}, Tensor {_OTHER}) -> Tensor", conv2d_add, _fake_conv2d_add),
     (f"int8_conv2d_add_over({_LAYER}, {_WINDOW}, Tensor(a!) {_OTHER}) -> Tensor", conv2d_add_over, _fake_conv2d_add),
     (f"int8_max_pool2d(Tensor x, {_POOLED}) -> Tensor", max_pool2d, _fake_max_pool2d),
+    ("int8_avg_pool2d(Tensor x, int[2] kernel, int[2] stride) -> Tensor", avg_pool2d, _fake_avg_pool2d),
     (f"int8_norm({_SCALED}, Tensor weight, Tensor bias, {_SCALE_OUT}) -> Tensor", norm, _fake_norm),
     (f"dequantize({_SCALED}) -> Tensor", dequantize, _fake_dequantize),
 ):

@@ -63,7 +63,7 @@ class Block(nn.Module):
         self.pool, self.gate, self.six = nn.MaxPool2d(2, ceil_mode=True), nn.Hardswish(), nn.ReLU6()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.between(self, self.first(x))).mean((2, 3))
+        return self.last(self.between(self, self.first(x))).amax((2, 3))
 
 
 def _in_place(self: Any, x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def test_what_is_added_can_be_used_again() -> None:
         def forward(self, x: Tensor) -> Tensor:
             x = F.relu(self.first(x))
             y = F.relu(self.second(x) + x)
-            return (self.last(y) + x).mean((2, 3)) + x.amax((2, 3))
+            return (self.last(y) + x).amax((2, 3)) + x.amax((2, 3))
 
     model = made(Twice(lambda self, x: x))
     rewrite = quantized(model)
@@ -153,7 +153,7 @@ def test_what_is_added_is_overwritten_where_nothing_takes_it_later(later: bool) 
             x = F.relu(self.first(x))
             y = F.relu(self.second(F.relu(self.each(x))) + x)
             y = self.last(y)
-            return (y + self.last(x) if later else y).mean((2, 3))
+            return (y + self.last(x) if later else y).amax((2, 3))
 
     model = made(Residual(lambda self, x: x))
     rewrite = quantized(model)
@@ -247,6 +247,51 @@ def test_linear_layers_apply_activations_and_hand_levels_on() -> None:
     assert_near(model, rewrite, x)
 
 
+AVERAGES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "function": lambda self, x: F.avg_pool2d(self.second(x), 2),
+    "keywords": lambda self, x: F.avg_pool2d(input=self.second(x), kernel_size=(3, 1), stride=2),
+    "module": lambda self, x: self.mean(self.second(x)),
+}
+
+
+@pytest.mark.parametrize("form", AVERAGES)
+def test_means_of_few_values_stay_integers(form: str) -> None:
+    block = Block(AVERAGES[form])
+    block.mean = nn.AvgPool2d(2, count_include_pad=False)
+    model = made(block)
+    rewrite = quantized(model)
+    names = called(rewrite.module)
+    assert names.count("int8_avg_pool2d.default") == 1
+    assert not {"avg_pool2d", "dequantize.default"} & set(names)
+    assert_near(model, rewrite, images(3, 5))
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [
+        lambda x: F.avg_pool2d(x, 2, padding=1),
+        lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True),
+        lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+        lambda x: F.avg_pool2d(x, 4),
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: x.mean((2, 3)),
+    ],
+)
+def test_other_means_are_of_the_numbers_that_integers_stand_for(mean: Callable[[Tensor], Tensor]) -> None:
+    class Pooled(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return mean(F.relu(self.second(x) + x))
+
+    model = made(Pooled(lambda self, x: x))
+    rewrite = quantized(model)
+    names = called(rewrite.module)
+    assert names.count("int8_conv2d_add.default") == names.count("dequantize.default") == 1
+    assert "int8_avg_pool2d.default" not in names
+    assert_near(model, rewrite, images(3, 5))
+
+
 def test_a_module_of_all_of_it_travels() -> None:
     class Everything(Block):
         @override
@@ -272,6 +317,8 @@ def test_a_module_of_all_of_it_travels() -> None:
 def test_small_layers_are_left_where_they_are_alone() -> None:
     alone = made(nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, groups=CHANNELS), nn.ReLU(), nn.Softmax(1)))
     assert changes(quantized(alone), "quantize") == 0
+    averaged = made(nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3, groups=CHANNELS), nn.AdaptiveAvgPool2d(1)))
+    assert changes(quantized(averaged, least_weights=10_000), "quantize") == 0
     small = made(Block(BETWEEN["depthwise"]))
     assert changes(quantized(small, least_weights=10_000), "quantize") == 0
     assert changes(quantized(small, least_weights=2_000), "quantize") == 4

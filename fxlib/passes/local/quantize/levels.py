@@ -3,8 +3,8 @@
 Between two layers, a value need not become float32 and be rounded again. A link is a piece of work that takes and gives
 integer levels: a layer with the activation after it, a convolution with the value added to it, a norm, a pooling, or an
 operator that only moves values. The value of a link is held in levels if a layer, or a link whose own result is held,
-takes it; all other users get the numbers that its levels stand for. Values that a link leaves unchanged share one
-range.
+takes it, or if means are all that is made of it, which evens the rounding out; all other users get the numbers that its
+levels stand for. Values that a link leaves unchanged share one range.
 """
 
 from __future__ import annotations
@@ -37,8 +37,15 @@ _MOVES: Final = frozenset(
 _JOINS: Final = frozenset({"cat", "concat", "concatenate"})
 _SUMS: Final = frozenset({"add", "add_", "iadd"})
 _POOLS: Final = frozenset({"max_pool2d", "MaxPool2d"})
+_AVERAGES: Final = frozenset({"avg_pool2d", "AvgPool2d"})
 _POOLED: Final = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 """Arguments of a pooling operator after its input."""
+_AVERAGED: Final = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+"""Arguments of an average pooling after its input."""
+_FEW: Final = 9
+"""Largest number of values in a window whose mean is held in levels of the same range: that of more is too coarse."""
+_MEANS: Final = _AVERAGES | {"adaptive_avg_pool2d", "AdaptiveAvgPool2d", "mean"}
+"""Operators whose results are means of values."""
 _IMAGES: Final = 4
 """Number of dimensions of a batch of images."""
 
@@ -104,7 +111,7 @@ class Seen:
             self.shapes[node] = value.shape
 
 
-Kind = Literal["layer", "sum", "norm", "pool", "move", "join"]
+Kind = Literal["layer", "sum", "norm", "pool", "average", "move", "join"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,10 +193,11 @@ class Levels:
         while True:
             plan = self._plan(chosen, seen)
             joined = {link.layer for link in plan.works}
+            taken = {value for value, users in plan.takers.items() if not all(map(_asks_for_sizes, users))}
             left = {
                 node
                 for node in chosen.intersection(small)
-                if node not in joined and plan.held.isdisjoint((*self._layers[node].takes, self._layers[node].end))
+                if node not in joined and taken.isdisjoint((*self._layers[node].takes, self._layers[node].end))
             }
             left = chosen if chosen <= set(small) else left
             if not left:
@@ -199,7 +207,8 @@ class Levels:
     def _plan(self, layers: AbstractSet[Node], seen: Seen | None) -> Plan:
         links = {} if seen is None else self._links(layers, seen)
         inputs = {self._layers[node].takes[0] for node in layers}
-        held = _held([link for link in links.values() if link.kind != "layer"], links, inputs)
+        averaged = {value for value in links if self._is_averaged(value)}
+        held = _held([link for link in links.values() if link.kind != "layer"], links, inputs | averaged)
         works = [link for end, link in links.items() if end in held and link.kind != "layer"]
         joined = {link.layer for link in works}
         works += [self._layers[node] for node in layers if node not in joined]
@@ -210,7 +219,7 @@ class Levels:
         for link in (*works, *(self._layers[node] for node in joined if node is not None)):
             for value in link.takes:
                 takers.get(value, set()).add(link.node)
-                if link.kind in ("pool", "move", "join"):
+                if link.kind in ("pool", "average", "move", "join"):
                     alike.join(link.end, value)
                 values.add(value)
         return Plan(
@@ -292,6 +301,9 @@ class Levels:
         if name in _MOVES or self._is_idle(node):
             typed = any(isinstance(each, torch.dtype) for each in (*node.args, *node.kwargs.values()))
             return None if typed else Link(kind="move", node=node, end=node, takes=(first,))
+        if name in _AVERAGES:
+            windows = self._averaged(node)
+            return Link(kind="average", node=node, end=node, takes=(first,), options=windows) if windows else None
         options = self._pooled(node) if name in _POOLS else None
         return Link(kind="pool", node=node, end=node, takes=(first,), options=options) if options else None
 
@@ -313,6 +325,11 @@ class Levels:
                 return self._with_relu(Link(kind="sum", node=node, end=node, takes=(other,), layer=first))
         return None
 
+    def _is_averaged(self, value: Node) -> bool:
+        """Return whether means are all that is made of a value."""
+        users = [user for user in value.users if not _asks_for_sizes(user)]
+        return bool(users) and all(self._names[user] in _MEANS for user in users)
+
     def _is_idle(self, node: Node) -> bool:
         """Return whether a node is a dropout in eval mode."""
         if node.op == "call_module":
@@ -330,18 +347,29 @@ class Levels:
 
     def _pooled(self, node: Node) -> tuple[Any, ...] | None:
         """Return kernel, stride, padding, dilation and rounding mode; None for a pooling of another form."""
-        if node.op == "call_module":
-            called = submodule(self._module, str(node.target))
-            given = {name: getattr(called, name) for name in _POOLED}
-        else:
-            given = dict(zip(("input", *_POOLED), node.args, strict=False)) | dict(node.kwargs)
-            del given["input"]
-        kernel = pair_of(given.get("kernel_size"))
-        stride = kernel if given.get("stride") in (None, [], ()) else pair_of(given["stride"])
+        given = self._options(node, _POOLED)
+        kernel, stride = _windows(given)
         others = [pair_of(given.get(name, least)) for name, least in (("padding", 0), ("dilation", 1))]
         ceil_mode = given.get("ceil_mode", False)
         known = given.keys() <= set(_POOLED) and not given.get("return_indices") and type(ceil_mode) is bool
         return (kernel, stride, *others, ceil_mode) if known and None not in (kernel, stride, *others) else None
+
+    def _averaged(self, node: Node) -> tuple[Any, ...] | None:
+        """Return kernel and stride; None for an average pooling of another form than of few values each."""
+        given = self._options(node, _AVERAGED)
+        kernel, stride = _windows(given)
+        plain = pair_of(given.get("padding", 0)) == [0, 0] and given.get("ceil_mode", False) is False
+        plain = plain and given.get("divisor_override") is None and given.keys() <= set(_AVERAGED)
+        return (kernel, stride) if plain and kernel and stride and math.prod(kernel) <= _FEW else None
+
+    def _options(self, node: Node, names: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of a pooling after its input, by these names."""
+        if node.op == "call_module":
+            called = submodule(self._module, str(node.target))
+            return {name: getattr(called, name) for name in names}
+        given = dict(zip(("input", *names), node.args, strict=False)) | dict(node.kwargs)
+        del given["input"]
+        return given
 
     def _norm(self, node: Node) -> Norm | None:
         """Return a norm whose weights stay unchanged through a forward."""
@@ -377,12 +405,12 @@ def _asks_for_sizes(user: Node) -> bool:
 
 
 def _held(links: Sequence[Link], giving: Collection[Node], inputs: Collection[Node]) -> set[Node]:
-    """Return the values that a layer, or a link whose own value is held, takes in levels.
+    """Return the values that a layer, a mean, or a link whose own value is held, takes in levels.
 
     Args:
         links: the links other than layers, in program order.
         giving: the values that links and layers give.
-        inputs: the values that layers take.
+        inputs: the values that layers and means take.
     """
     held = set(giving).intersection(inputs)
     for link in reversed(links):
@@ -396,6 +424,12 @@ def pair_of(value: Any) -> list[int] | None:
     found = [value, value] if type(value) is int else list(value) if isinstance(value, (tuple, list)) else []
     found = found * 2 if len(found) == 1 else found
     return found if len(found) == 2 and all(type(each) is int for each in found) else None
+
+
+def _windows(given: Mapping[str, Any]) -> tuple[list[int] | None, list[int] | None]:
+    """Return kernel and stride of a pooling with these arguments, each None if it has another form."""
+    kernel = pair_of(given.get("kernel_size"))
+    return kernel, kernel if given.get("stride") in (None, [], ()) else pair_of(given["stride"])
 
 
 class _Groups:

@@ -48,7 +48,7 @@ _LEAST_VALUES = 100
     preserves="lossy",
     needs=frozenset({"weights", "eval_mode"}),
     introduces=Introduced(namespaces=frozenset({int8.NAMESPACE})) | Introduced.of("contiguous"),
-    version="4",
+    version="5",
 )
 class Quantize(GraphPass):
     """Run linear layers and two-dimensional convolutions on int8 weights and inputs, with sums in 32 bits.
@@ -458,6 +458,7 @@ class Rewriting:
             "sum": self._sum,
             "norm": self._norm,
             "pool": self._pool,
+            "average": self._average,
             "move": self._move,
             "join": self._join,
         }
@@ -498,6 +499,9 @@ class Rewriting:
 
     def _pool(self, work: Link, node: Node) -> FunctionCall:
         return _OPERATORS.int8_max_pool2d.default, (self._levels_of(work.takes[0], node)[0], *work.options), {}
+
+    def _average(self, work: Link, node: Node) -> FunctionCall:
+        return _OPERATORS.int8_avg_pool2d.default, (self._levels_of(work.takes[0], node)[0], *work.options), {}
 
     def _move(self, work: Link, node: Node) -> None:
         (taken,) = work.takes
