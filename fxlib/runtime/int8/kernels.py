@@ -208,7 +208,7 @@ def max_pool(point: Point, *options: Any) -> Kernel:
     def fits(levels: torch.Tensor) -> bool:
         return _is_of_images(levels) and operators.max_pool2d(as_integers(levels), *options) is not None
 
-    return Kernel(point, point, lambda levels: torch.ops.quantized.max_pool2d(levels, *sizes, ceil_mode), fits)
+    return Kernel(point, point, lambda levels: torch.ops.quantized.max_pool2d.default(levels, *sizes, ceil_mode), fits)
 
 
 def avg_pool(point: Point, *options: Any) -> Kernel:
@@ -280,7 +280,7 @@ def join(dim: int, point: Point) -> Function:
         for each in given:
             if dim not in (1, -3) or not is_quantized(each) or not _is_of_images(each):
                 return levels_of(torch.cat([integers_of(value) for value in given], dim), *point)
-        return torch.ops.quantized.cat(given, dim, *point)
+        return torch.ops.quantized.cat.default(given, dim, *point)
 
     return run
 

@@ -234,7 +234,7 @@ def max_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:
     if not found.numel():
         return found
     sizes = [list(each) for each in options[:4]]
-    return _ordered(torch.ops.quantized.max_pool2d(x, *sizes, options[4]), found)
+    return _ordered(torch.ops.quantized.max_pool2d.default(x, *sizes, options[4]), found)
 
 
 def avg_pool2d(x: torch.Tensor, *options: Any) -> torch.Tensor:

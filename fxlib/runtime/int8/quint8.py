@@ -23,6 +23,7 @@ LINEAR_TO_FLOAT: Final = (
 )
 CONVOLUTION: Final = (torch.ops.quantized.conv2d.new, torch.ops.quantized.conv2d_relu.new)
 """The layers, each without and with a ReLU."""
+_NORM: Final = torch.ops.quantized.batch_norm2d.default
 _ENGINE_SWITCH: Final = threading.Lock()
 _PLAIN_TYPES: Final = (torch.Tensor, torch.nn.Parameter)
 
@@ -87,7 +88,7 @@ def norm(
 
     The operator of oneDNN on plain integers takes ten times as long, for the same bits.
     """
-    return torch.ops.quantized.batch_norm2d(levels, weight, bias, *_unmoved(len(bias)), 0.0, out_scale, out_zero_point)
+    return _NORM(levels, weight, bias, *_unmoved(len(bias)), 0.0, out_scale, out_zero_point)
 
 
 @functools.lru_cache(maxsize=256)
