@@ -1,6 +1,7 @@
 """What compiling the local work of a scheduled training step is worth: the parts between its remote calls.
 
-A cell of the overlap grid, in one process against real servers, as there. Arms: `blocking`; `fxlib`, the recipe
+A cell of the overlap grid, or the same around a local part that is mostly elementwise (`local_part`, see
+`benchmarks.grid.recommender`), in one process against real servers, as there. Arms: `blocking`; `fxlib`, the recipe
 `schedule`; `compiled`, that recipe and `lower` with TorchInductor, of whose parts those stay compiled that are faster
 so, by timing each on what the step calls it with, as a trial does. Metrics: `seconds` of a step, blocks of the arms in
 random order; `ratio` of the speeds; `parts` and `parts_compiled`; `compile_s`; `pays_after_steps`, where it pays; and
@@ -18,7 +19,7 @@ from typing import Final
 import torch
 
 from benchmarks.grid.arms import Job, blocking, captured, one_by_one, outcome, rewritten
-from benchmarks.grid.cells import BLOCKING, FXLIB, Cell
+from benchmarks.grid.cells import BLOCKING, FXLIB, MOST_LOOKUPS, Cell
 from benchmarks.grid.measure import interleaved
 from benchmarks.grid.recommender import served
 from benchmarks.report import Row, main, ratio_interval, row
@@ -28,11 +29,18 @@ from fxlib.recipes import recipes
 from fxlib_workers.trial.compiled_parts import leave_parts, time_parts
 
 COMPILED: Final = "compiled"
-CELLS: Final = tuple(
-    Cell(lookups=8, service_ms=service_ms, hidden=hidden, mode=mode)
-    for mode in ("local", "push")
-    for service_ms in (0.0, 2.0)
-    for hidden in (256, 1024)
+CELLS: Final = (
+    *(
+        Cell(lookups=8, service_ms=service_ms, hidden=hidden, mode=mode)
+        for mode in ("local", "push")
+        for service_ms in (0.0, 2.0)
+        for hidden in (256, 1024)
+    ),
+    *(
+        Cell(lookups=MOST_LOOKUPS, service_ms=service_ms, hidden=256, mode=mode, local_part="attention")
+        for mode in ("local", "push")
+        for service_ms in (0.0, 2.0)
+    ),
 )
 ROUNDS, QUICK_ROUNDS = 21, 7
 COMPILATION_S: Final = 300.0

@@ -15,7 +15,7 @@ import fxlib
 from benchmarks.grid import paper
 from benchmarks.grid.cells import BLOCKING, BOUND, COMPUTE, FXLIB, PAPER, PIPELINE, PIPELINE_BOUND, Cell
 from benchmarks.grid.expert import Expert, ExpertAcross, Way, ways
-from benchmarks.grid.recommender import BATCH, DENSE, ROWS, Blocking, Towers, interact, server_name
+from benchmarks.grid.recommender import BATCH, DENSE, LOCAL_PARTS, ROWS, Blocking, Towers, server_name
 from fxlib import ps
 from fxlib.analysis.cost.bound import bound, bound_pipelined
 from fxlib.analysis.cost.costs import Loop
@@ -75,7 +75,7 @@ class Job:
     def of(cls, cell: Cell) -> Job:
         """Draw weights and batch."""
         torch.manual_seed(0)
-        towers = Towers(cell.lookups, cell.hidden)
+        towers = LOCAL_PARTS[cell.local_part](cell.lookups, cell.hidden)
         return cls(
             cell=cell,
             towers=towers,
@@ -248,7 +248,7 @@ def blocking(job: Job) -> Step:
         if job.cell.mode == "push":
             for each in vectors:
                 each.requires_grad_()
-        return interact(job.towers, job.towers.bottom(job.dense), vectors)
+        return job.towers.interact(job.towers.bottom(job.dense), vectors)
 
     def send() -> None:
         if job.cell.mode == "push":
@@ -319,7 +319,7 @@ def compute(job: Job) -> Step:
     if job.cell.mode in {"push", "distributed"}:
         for each in vectors:
             each.requires_grad_()
-    return local.step(lambda: interact(job.towers, job.towers.bottom(job.dense), vectors))
+    return local.step(lambda: job.towers.interact(job.towers.bottom(job.dense), vectors))
 
 
 def check(job: Job, programs: Mapping[str, Steps]) -> None:

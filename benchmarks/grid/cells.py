@@ -11,6 +11,7 @@ from benchmarks.report import Case
 
 Mode = Literal["local", "push", "forward", "distributed"]
 Per = Literal["item", "call"]
+LocalPart = Literal["towers", "attention"]
 
 BLOCKING, PAPER, FXLIB, HAND, COMPUTE, BOUND = "blocking", "paper", "fxlib", "hand", "compute", "bound"
 """The arms; the last is computed, not run."""
@@ -43,6 +44,8 @@ class Cell:
     """Exponent of the keys' distribution (Zipf's law), which then decides how many come again; 0: it is uniform."""
     depth: int = 1
     """Number of batches that the pipeline knows before their step; 0: it chooses by itself."""
+    local_part: LocalPart = "towers"
+    """What the trainer computes: two towers of products of matrices, or attention, with much elementwise work."""
 
     @property
     def case(self) -> Case:

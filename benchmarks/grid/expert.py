@@ -18,7 +18,7 @@ from torch.futures import Future, wait_all
 from typing_extensions import override
 
 from benchmarks.grid.cells import Cell
-from benchmarks.grid.recommender import Towers, interact, server_name
+from benchmarks.grid.recommender import Towers, server_name
 from fxlib import batch, ps
 from fxlib.runtime.tracking.autograd_node import Backward, Slot, tracked
 
@@ -121,7 +121,7 @@ class Expert:
         answers = self._answers(futures)
         if self.cell.mode == "push":
             answers = self._tracked(answers, columns)
-        return interact(self.towers, features, self._vectors(answers))
+        return self.towers.interact(features, self._vectors(answers))
 
     def _tracked(self, answers: list[Tensor], columns: Sequence[Column]) -> list[Tensor]:
         """Return answers that take gradients, and note where these are to go."""
