@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx import GraphModule
 
-from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.gradients import respects_no_grad
 from fxlib.capture.coerce import Model, as_graph
 from fxlib.errors import CaptureError
 from fxlib.spec.contract import Contract
@@ -28,7 +28,7 @@ def as_forwards_run(
         workload: batches with which a model that cannot be traced is exported.
         contracts: contracts of remote functions that declare none, by name.
     """
-    if captured is model or may_leave_gradients(captured) or not torch.is_grad_enabled():
+    if captured is model or respects_no_grad(captured) or not torch.is_grad_enabled():
         return captured
     try:
         with torch.no_grad():

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 
-from fxlib.analysis.effects.gradients import records_gradients
+from fxlib.analysis.effects.gradients import may_record_gradients
 from fxlib.analysis.operators.canonical import Form, form_of
 from fxlib.analysis.operators.layouts import layout_of
 from fxlib.errors import PassError
@@ -223,7 +223,7 @@ def _guard_named(name: str, where: str) -> Guard:
 @register_guard("without_gradients")
 def _without_gradients(match: Match) -> bool:
     """Return whether no gradients are recorded when the module runs."""
-    return not records_gradients(match.module)
+    return not may_record_gradients(match.module)
 
 
 @register_guard("inputs_used_once")

@@ -13,7 +13,7 @@ from torch import nn
 
 import fxlib
 from fxlib import Client, Workload, wire
-from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.gradients import respects_no_grad
 from fxlib.client.request import Question, captured_of
 from fxlib.errors import FxlibWarning, WorkloadError
 from fxlib.protocol import RecipeLike
@@ -102,7 +102,7 @@ def test_forwards_alone_are_captured_as_they_run_where_passes_could_change_nothi
     model, x = Rotated().eval(), torch.randn(8, 4)
     steps = Workload.describe([x], mode=mode, loss="mean")
     graph = captured_of(model, steps, Question(recipe=recipe))
-    assert may_leave_gradients(graph) is without
+    assert respects_no_grad(graph) is without
     for grad in (False, True):
         with torch.set_grad_enabled(grad), warnings.catch_warnings(action="ignore"):
             assert torch.equal(graph(x), model(x))

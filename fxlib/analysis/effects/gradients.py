@@ -237,24 +237,19 @@ def _declared(node: Node) -> bool | None:
     return None
 
 
-def records_gradients(module: GraphModule) -> bool:
+def may_record_gradients(module: GraphModule) -> bool:
     """Return whether the module may record gradients: it was captured so, or turns that on, and no pass drops them.
 
     Values that a pass computed from weights that take a gradient drop it, and the original runs where one is wanted.
     Values computed from buffers alone drop nothing.
     """
     state = getattr(module, "_fxlib", None)
-    recorded = state is None or state.conditions.grad_enabled or not may_leave_gradients(module)
-    weights = {name for node in module.graph.nodes for name in node.meta.get(FOLDED, ())}
-    return recorded and not any(_takes_gradient(module, name) for name in weights)
+    recorded = state is None or state.conditions.grad_enabled or not respects_no_grad(module)
+    folded = (attribute(module, name) for node in module.graph.nodes for name in node.meta.get(FOLDED, ()))
+    return recorded and not any(getattr(weight, "requires_grad", False) for weight in folded)
 
 
-def _takes_gradient(module: GraphModule, name: str) -> bool:
-    path, _, leaf = name.rpartition(".")
-    return bool(getattr(module.get_submodule(path), leaf).requires_grad)
-
-
-def may_leave_gradients(module: GraphModule) -> bool:
+def respects_no_grad(module: GraphModule) -> bool:
     """Return whether the graph records no gradients if run without recording, i.e. does not turn it on by itself.
 
     In a graph that was captured with recording on, the end of a block without recording turns it on.

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.gradients import respects_no_grad
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import Storage
@@ -58,7 +58,7 @@ class Bfloat16(GraphPass):
             _written(effects),
             set(under_autocast(effects.nodes)),
         )
-        blocked = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
+        blocked = None if respects_no_grad(module) else Reason.MODE_BLOCKS
         layers, declined = list[LinearLayer](), list[Declined]()
         for node in module.graph.nodes:
             layer = linear_layer_of(module, node)

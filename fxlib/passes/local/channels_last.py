@@ -19,7 +19,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.gradients import respects_no_grad
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.effects.resources import Storage
@@ -203,7 +203,7 @@ class _Growth:
         self._ranks = ranks_of(module, effects)
         self._aliased = _aliased(effects)
         self._in_default_order = in_default_order(module, effects)
-        self._may_leave_gradients = may_leave_gradients(module)
+        self._respects_no_grad = respects_no_grad(module)
         self._region_of: dict[Node, Region] = {}
         self._joined: dict[Region, Region] = {}
         self.declined: list[Declined] = []
@@ -245,7 +245,7 @@ class _Growth:
 
     def _refusal(self, layer: LinearLayer) -> Reason | None:
         tensors = [each.tensor for each in (layer.weight, layer.bias) if each is not None]
-        if not self._may_leave_gradients:
+        if not self._respects_no_grad:
             return Reason.MODE_BLOCKS
         if any(each.is_inference() for each in tensors):
             return Reason.WEIGHT_UNCOUNTED

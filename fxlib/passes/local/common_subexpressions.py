@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradients import GradientUses, records_gradients
+from fxlib.analysis.effects.gradients import GradientUses, may_record_gradients
 from fxlib.analysis.effects.local_work import Escapes
 from fxlib.analysis.effects.model import Effects, NodeEffects
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
@@ -80,7 +80,7 @@ class _Sharing:
 
     def __init__(self, module: GraphModule, effects: Effects) -> None:
         self._escapes = Escapes(effects)
-        self._gradients = GradientUses(module, effects) if records_gradients(module) else None
+        self._gradients = GradientUses(module, effects) if may_record_gradients(module) else None
 
     def refusal(self, node: Node) -> Reason | None:
         if node.op == "get_attr":

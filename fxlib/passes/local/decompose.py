@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.nn import functional as F
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradients import records_gradients
+from fxlib.analysis.effects.gradients import may_record_gradients
 from fxlib.analysis.effects.local_work import Motion, Sharing
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.layers import under_autocast
@@ -108,7 +108,7 @@ class _Work:
     def __init__(self, module: GraphModule, rules: Mapping[Any, Decomposition]) -> None:
         self._module, self._rules = module, rules
         effects = Effects.of(module)
-        self._effects, self._sharing, self._records = effects, Sharing(effects), records_gradients(module)
+        self._effects, self._sharing, self._records = effects, Sharing(effects), may_record_gradients(module)
         self._motion = Motion(module, effects, keep_gradients=False)
         self._autocast = set(under_autocast(effects.nodes))
         held = (*module.named_parameters(), *module.named_buffers())

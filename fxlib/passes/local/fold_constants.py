@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.gradients import respects_no_grad
 from fxlib.analysis.effects.local_work import Escapes
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Behaviours, Part
@@ -61,7 +61,7 @@ class FoldConstants(GraphPass):
 
     @override
     def run(self, module: GraphModule, context: Context) -> PassResult:
-        if not may_leave_gradients(module):
+        if not respects_no_grad(module):
             return PassResult(module, changes=0, declined=(Declined(node="graph", reason=Reason.MODE_BLOCKS),))
         effects = context.get(Effects)
         found, escapes = constants(module, effects, max_bytes=self.max_bytes, bitwise=self.bitwise), Escapes(effects)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.gradients import respects_no_grad
 from fxlib.analysis.effects.local_work import Motion
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.layers import InputRank, LinearLayer, Rank, Steadiness, Weight, linear_layer_of, ranks_of
@@ -204,7 +204,7 @@ class _Search:
         self._ranks = ranks_of(module, effects)
         self._by_result: dict[Node, Chain] = {}
         self._waiting: dict[Node, Norm] = {}
-        self._gradients = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
+        self._gradients = None if respects_no_grad(module) else Reason.MODE_BLOCKS
         self.chains: list[Chain] = []
         self.declined: list[Declined] = []
         self.assumed: dict[Node, int] = {}

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from typing_extensions import override
 
 from fxlib.analysis.effects.dependencies import Dependencies
-from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.gradients import respects_no_grad
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Part
 from fxlib.analysis.effects.resources import Storage
@@ -128,7 +128,7 @@ class _Search:
             for each in () if self._writes_nothing(node) else does.writes:
                 if isinstance(each, Storage):
                     self._writers[each.alias_class].add(node)
-        self.blocked = Reason.MODE_BLOCKS if keeps_weights and not may_leave_gradients(module) else None
+        self.blocked = Reason.MODE_BLOCKS if keeps_weights and not respects_no_grad(module) else None
 
     def bring_weights(self) -> bool:
         """Have operators that a part may take read their weights just before they run; return whether any did not.

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradients import records_gradients
+from fxlib.analysis.effects.gradients import may_record_gradients
 from fxlib.analysis.effects.local_work import Motion, Sharing
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import containers_made
@@ -356,7 +356,7 @@ class Legality:
 
     def __init__(self, module: GraphModule, *, bitwise: bool) -> None:
         """Analyse a program; with `bitwise`, gradients must be summed in their original order."""
-        effects, self._records = Effects.of(module), records_gradients(module)
+        effects, self._records = Effects.of(module), may_record_gradients(module)
         self._motion = Motion(module, effects, keep_gradients=bitwise and self._records)
         self._sharing = Sharing(effects)
         self._positions = dict(effects.index)

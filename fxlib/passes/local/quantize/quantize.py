@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn.modules.conv import _ConvNd
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradients import may_leave_gradients
+from fxlib.analysis.effects.gradients import respects_no_grad
 from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.layers import LinearLayer, Steadiness, linear_layer_of, under_autocast
 from fxlib.analysis.norms import scales_and_shifts
@@ -285,7 +285,7 @@ class _Search:
     def __init__(self, module: GraphModule, effects: Effects, least_weights: int) -> None:
         self.module, self._least = module, least_weights
         self._steadiness = Steadiness(module, effects)
-        self._blocked = None if may_leave_gradients(module) else Reason.MODE_BLOCKS
+        self._blocked = None if respects_no_grad(module) else Reason.MODE_BLOCKS
         self._autocast = set(under_autocast(module.graph.nodes))
         self.layers: list[Layer] = []
         self.small: set[Node] = set()

@@ -25,7 +25,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 from typing_extensions import override
 
-from fxlib.analysis.effects.gradients import records_gradients
+from fxlib.analysis.effects.gradients import may_record_gradients
 from fxlib.analysis.layers import under_autocast
 from fxlib.analysis.operators.arguments import nodes_in
 from fxlib.analysis.operators.in_place import (
@@ -85,7 +85,7 @@ def _is_recorded(module: GraphModule, context: Context) -> bool:
     """Return whether gradients are recorded when the module's graph begins to run."""
     if context.workload is not None and context.workload.mode == "forward":
         return False
-    return records_gradients(module) if isinstance(module, CapturedModule) else torch.is_grad_enabled()
+    return may_record_gradients(module) if isinstance(module, CapturedModule) else torch.is_grad_enabled()
 
 
 def _take(graph: Graph, step: _Step) -> None:
