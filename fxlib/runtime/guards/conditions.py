@@ -141,13 +141,27 @@ class _Fact:
         attributes = self.owner.__dict__
         return attributes[self.table] if self.table else attributes
 
-    def copied(self, memo: dict[int, Any]) -> _Fact:
-        """Return the fact about the owner's deep copy."""
-        owner, value = copy.deepcopy((self.owner, self.value), memo)
-        return _Fact(owner, self.table, self.name, value)
-
     def __str__(self) -> str:
         return f"{type(self.owner).__name__}.{self.name}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Fact:
+        # A model has thousands of facts, and a dataclass copies itself slowly.
+        owner, value = copy.deepcopy(self.owner, memo), copy.deepcopy(self.value, memo)
+        return _Fact(owner, self.table, self.name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Location:
+    """The entry `name` in one of a module's tables of tensors, `_parameters` or `_buffers`."""
+
+    owner: nn.Module
+    table: str
+    name: str
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor that is there now; None if there is none."""
+        return self.owner.__dict__[self.table].get(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,16 +309,12 @@ class Conditions:
         copied.python = copy.deepcopy(self.python, memo)
         copied._watched = None  # a copied module has tables of its own, which may not be there yet
         copied._parts = copy.deepcopy(self._parts, memo)
-        copied._facts, copied._constant_options = (
-            [each.copied(memo) for each in facts] for facts in (self._facts, self._constant_options)
+        copied._facts, copied._options, copied._constant_options = copy.deepcopy(
+            (self._facts, self._options, self._constant_options), memo
         )
-        copied._options = [(at, each.copied(memo)) for at, each in self._options]
-        copied._hooks = [
-            (copy.deepcopy(each, memo), name, copy.deepcopy(held, memo)) for each, name, held in self._hooks
-        ]
-        copied._tied = [(copy.deepcopy(a, memo), b, c, copy.deepcopy(d, memo), e, f) for a, b, c, d, e, f in self._tied]
-        copied._recurrent = copy.deepcopy(self._recurrent, memo)
-        copied._gradients = [(copy.deepcopy(each, memo), name, flag) for each, name, flag in self._gradients]
+        copied._hooks, copied._tied, copied._recurrent, copied._gradients = copy.deepcopy(
+            (self._hooks, self._tied, self._recurrent, self._gradients), memo
+        )
         return copied
 
     @property
@@ -371,9 +381,9 @@ class Conditions:
             return f"what calls a {changed.__name__} is not what it was at capture"
         if not (self._tied or self._recurrent or self._entries or self._gradients):  # this is the usual case
             return ""
-        for one, table, name, other, its, key in self._tied:
-            if one.__dict__[table].get(name) is not other.__dict__[its].get(key):
-                return f"{name} and {key} were one tensor at capture, and are not"
+        for one, other in self._tied:
+            if one.tensor is not other.tensor:
+                return f"{one.name} and {other.name} were one tensor at capture, and are not"
         if not all(map(_listed, self._recurrent)):
             return "the weights of a recurrent module are not its parameters"
         for entry in self._entries:
@@ -556,15 +566,15 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     yield from ((name, value) for name, value in module._parameters.items() if value is not None)
 
 
-def _tied(parts: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, str, nn.Module, str, str]]:
-    """Yield pairs of places that hold one tensor, of which a graph reads one."""
-    first: dict[int, tuple[nn.Module, str, str]] = {}
+def _tied(parts: Sequence[nn.Module]) -> Iterator[tuple[_Location, _Location]]:
+    """Yield pairs of locations that hold one tensor, of which a graph reads one."""
+    first: dict[int, _Location] = {}
     for each in parts:
         for table in ("_parameters", "_buffers"):
             for name, value in each.__dict__[table].items():
-                place = each, table, name
-                if value is not None and (before := first.setdefault(id(value), place)) != place:
-                    yield (*before, *place)
+                location = _Location(each, table, name)
+                if value is not None and (before := first.setdefault(id(value), location)) is not location:
+                    yield before, location
 
 
 def _listed(module: nn.RNNBase) -> bool:
