@@ -71,7 +71,7 @@ class Request:
 
     __slots__ = (
         "_end_spans",
-        "_future",
+        "_flying",
         "_is_counted",
         "_message",
         "_others",
@@ -104,7 +104,8 @@ class Request:
         self._is_counted = False
         """Whether `missed` counts the current pushes."""
         self._message = message = Message(call.node, arguments, keys_once)
-        self._future: Any = None
+        self._flying: Any = None
+        """The future of its message, or its batch in flight; None before that is made, and once taken or forgotten."""
         self._end_spans: list[Callable[[], None]] = []
         """Functions that end its spans in flight while it travels behind a push."""
         self._others: list[Any] = []
@@ -142,8 +143,8 @@ class Request:
             self.drop()
             return
         end_spans = self.begin_spans(Way.STALE if stale else self.way)
-        self._future = self._message.issue()
-        _ended_by(self._future, end_spans)
+        self._flying = self._message.issue()
+        _ended_by(self._flying, end_spans)
 
     @property
     def way(self) -> Way | None:
@@ -271,7 +272,7 @@ class Request:
 
     def size(self) -> int | None:
         """Return the size of the result in bytes; None while there is none."""
-        future = self._future.future if isinstance(self._future, BatchInFlight) else self._future
+        future = _future_of(self._flying)
         if future is None or not future.done():
             return None
         try:
@@ -282,7 +283,7 @@ class Request:
     @property
     def is_over(self) -> bool:
         """Whether all of its messages were answered."""
-        return _is_done(self._future) and all(map(_is_done, self._others))
+        return _is_done(self._flying) and all(map(_is_done, self._others))
 
     def settle(self, until: float) -> None:
         """Wait for its messages in flight, until a time of `time.monotonic` at most."""
@@ -291,21 +292,20 @@ class Request:
 
     def make_way(self, states: frozenset[ServerState]) -> None:
         """Wait for its messages before a write, if it may not run beside one that changes what it reads."""
-        if (self._future or self._others) and not self.call.concurrent and meet(self.call.reads, states):
+        if (self._flying or self._others) and not self.call.concurrent and meet(self.call.reads, states):
             self._await()
 
     def _futures(self) -> Iterator[Any]:
         """Yield the futures of all messages that were sent, forgotten or not."""
-        for each in (self._future, *self._others):
-            future = each.future if isinstance(each, BatchInFlight) else each
-            if future is not None:
+        for each in (self._flying, *self._others):
+            if (future := _future_of(each)) is not None:
                 yield future
 
     def _forget(self) -> None:
         """Forget the result, but not that its message may still be in flight."""
-        if self._future is not None:
-            self._others = [each for each in (*self._others, self._future) if not _is_done(each)]
-            self._future = None
+        if self._flying is not None:
+            self._others = [each for each in (*self._others, self._flying) if not _is_done(each)]
+            self._flying = None
 
     def take(self) -> Any:
         """Return the future that replaces the call's issue in its forward; None if the forward has to make the call."""
@@ -314,14 +314,14 @@ class Request:
         if self.rows is not None and (self.is_updated or len(self.rows.changed)):
             self.drop()
             return None
-        future, self._future = self._future, None
-        if future is None:  # another thread has just dropped it
+        flying, self._flying = self._flying, None
+        if flying is None:  # another thread has just dropped it
             return None
         self.state = State.TAKEN
         merged = self._merged if self.rows is not None and self.rows.is_merged else None
         if self._message.is_batch:
-            return _TakenBatch(future, self._message.arguments, merged, self._made_again)
-        return _Taken(future, self._make_again, merged)
+            return _TakenBatch(flying, self._message.arguments, merged, self._made_again)
+        return _Taken(flying, self._make_again, merged)
 
     def _make_again(self) -> Any:
         """Make the call as the program makes it."""
@@ -384,11 +384,11 @@ class Request:
             return
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(outcome)
-        self._future = future
+        self._flying = future
         if self._message.is_batch:
             flying = BatchInFlight(*self._message.arguments[:3], in_order=False)
             flying.future = future
-            self._future = flying
+            self._flying = flying
 
 
 class Reread:
@@ -434,19 +434,24 @@ class Reread:
             request.rows.read_again(self._repair, lambda: [flying.wait()])
 
 
+def _future_of(sent: Any) -> Any:
+    """Return the future of a call or a batch that was sent; None if none was, or the batch could not be."""
+    return sent.future if isinstance(sent, BatchInFlight) else sent
+
+
 def _is_done(sent: Any) -> bool:
     """Return whether a message that was sent, if it was, has been answered."""
-    future = sent.future if isinstance(sent, BatchInFlight) else sent
+    future = _future_of(sent)
     return future is None or bool(future.done())
 
 
-def _ended_by(future: Any, end_spans: Sequence[Callable[[], None]]) -> None:
+def _ended_by(sent: Any, end_spans: Sequence[Callable[[], None]]) -> None:
     """Have spans in flight end when a call or a batch is answered."""
-    flying = future.future if isinstance(future, BatchInFlight) else future
-    if flying is None:
+    future = _future_of(sent)
+    if future is None:
         return
     for end_span in end_spans:
-        flying.add_done_callback(lambda _, end_span=end_span: end_span())
+        future.add_done_callback(lambda _, end_span=end_span: end_span())
 
 
 def _succeeded(outcomes: Sequence[Any]) -> Sequence[Any]:
