@@ -96,6 +96,10 @@ RANDOM = _named(
 RUNNING_STATISTICS = frozenset({"batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm"})
 """Operators that update statistics which their schema calls mere inputs."""
 
+STATISTICS: frozenset[int | str] = frozenset({1, 2, 3, 4, "running_mean", "running_var"})
+"""The arguments that may be these statistics: the second and third in `torch.nn.functional`, and the fourth and fifth,
+behind weight and bias, in `torch` and in `aten`, which have operators of the same names."""
+
 RENORMALIZE = frozenset({"embedding", "embedding_bag"})
 """Operators that write their weight if a `max_norm` is given."""
 

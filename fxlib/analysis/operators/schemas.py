@@ -200,7 +200,7 @@ def _writes(name: str, schemas: Iterable[torch._C.FunctionSchema]) -> frozenset[
 
 def _writes_by_name(name: str) -> frozenset[int | str]:
     if name in words.RUNNING_STATISTICS:
-        return frozenset({1, 2, 3, 4, "running_mean", "running_var"})
+        return words.STATISTICS
     in_place = name in words.IN_PLACE_METHODS or (name.endswith("_") and not name.endswith("__"))
     return frozenset({0, "input", "self"}) if in_place else frozenset()
 
