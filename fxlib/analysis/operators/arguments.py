@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -29,11 +29,29 @@ def depends_on_arguments(node: Node) -> bool:
     return bool(flags_of(node.target)) or not _SWITCHES.isdisjoint(node.kwargs)
 
 
+class _Switched(NamedTuple):
+    """The changes that the arguments of one call make to its operator."""
+
+    out: bool
+    """Whether it writes its result to `out=`."""
+    in_place: bool
+    """Whether `inplace=` has it write its first argument."""
+    idle: bool
+    """Whether it draws no random numbers and updates no statistics, as in eval mode."""
+    renormalizes: bool
+    """Whether `max_norm=` has it write its weight."""
+    plain: bool
+    """Whether it reads an attribute that holds none of a tensor's memory."""
+    indexes: bool
+    """Whether its index is a value, too, which may be out of bounds."""
+    rounds: bool
+    """Whether it rounds a quotient, and so raises for an integer divisor that is 0."""
+
+
 def _as_called(found: OperatorFacts, node: Node) -> OperatorFacts:
     """Account for `out=`, `inplace=`, `training=` and the like."""
     name = found.name
-    return _variant(
-        found,
+    switched = _Switched(
         out=node.kwargs.get("out") is not None,
         in_place=_is_on(node, "inplace"),
         idle=_flag(node, "training") is False or _flag(node, "train") is False or _drops_nothing(node, name),
@@ -42,6 +60,7 @@ def _as_called(found: OperatorFacts, node: Node) -> OperatorFacts:
         indexes=name == "getitem" and len(node.all_input_nodes) > 1,
         rounds=node.kwargs.get("rounding_mode") is not None,
     )
+    return _variant(found, switched)
 
 
 def _drops_nothing(node: Node, name: str) -> bool:
@@ -50,33 +69,22 @@ def _drops_nothing(node: Node, name: str) -> bool:
 
 
 @functools.cache
-def _variant(
-    found: OperatorFacts,
-    *,
-    out: bool,
-    in_place: bool,
-    idle: bool,
-    renormalizes: bool,
-    plain: bool,
-    indexes: bool,
-    rounds: bool,
-) -> OperatorFacts:
-    writes = found.writes
-    if idle and found.name in words.RUNNING_STATISTICS:
-        writes = frozenset()
-    writes |= {"out"} if out else frozenset()
-    writes |= {0, "input"} if in_place else frozenset()
-    writes |= {1, "weight"} if renormalizes else frozenset()
-    returns_argument = out or in_place
+def _variant(found: OperatorFacts, switched: _Switched) -> OperatorFacts:
+    keeps_statistics = switched.idle and found.name in words.RUNNING_STATISTICS
+    writes = frozenset() if keeps_statistics else found.writes
+    writes |= {"out"} if switched.out else frozenset()
+    writes |= {0, "input"} if switched.in_place else frozenset()
+    writes |= {1, "weight"} if switched.renormalizes else frozenset()
+    returns_argument = switched.out or switched.in_place
     return replace(
         found,
         writes=writes,
-        shares=(found.shares or returns_argument) and not plain,
+        shares=(found.shares or returns_argument) and not switched.plain,
         shared=None if returns_argument else found.shared,
-        same=(found.same or returns_argument) and not plain,
-        random=found.random and not idle,
-        raises=found.raises or indexes or rounds,  # depends on the values of its index, or of an integer divisor
-        gradient=found.gradient and not plain,
+        same=(found.same or returns_argument) and not switched.plain,
+        random=found.random and not switched.idle,
+        raises=found.raises or switched.indexes or switched.rounds,
+        gradient=found.gradient and not switched.plain,
     )
 
 
