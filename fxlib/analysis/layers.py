@@ -23,6 +23,7 @@ from fxlib.analysis.effects.resources import PROCESS, Storage
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.analysis.operators.schemas import OperatorFacts, attribute, is_known
 from fxlib.reasons import Reason
+from fxlib.runtime.functions import table_key
 from fxlib.runtime.guards.folded_weights import RANK, sources_of
 from fxlib.runtime.submodules import submodule
 
@@ -385,8 +386,7 @@ def activation_of(module: GraphModule, node: Node) -> str | None:
     elif node.op == "call_method":
         name, given = _ACTIVATION_METHODS.get(str(node.target)), {}
     else:
-        hashable = getattr(node.target, "__hash__", None) is not None
-        name = _ACTIVATION_FUNCTIONS.get(node.target) if node.op == "call_function" and hashable else None
+        name = _ACTIVATION_FUNCTIONS.get(table_key(node.target)) if node.op == "call_function" else None
         given = {} if name is None else arguments_of(node)
     if name == "hardtanh":
         return "relu6" if (given.get("min_val", -1.0), given.get("max_val", 1.0)) == (0.0, 6.0) else None

@@ -19,6 +19,7 @@ from fxlib.analysis.layers import Weight
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.analysis.operators.schemas import is_known
 from fxlib.reasons import Reason
+from fxlib.runtime.functions import table_key
 from fxlib.runtime.guards.folded_weights import counter_of
 from fxlib.runtime.submodules import submodule
 
@@ -157,7 +158,7 @@ def _of_function(module: GraphModule, node: Node) -> Norm | Reason | None:
 
 
 def _is_one_of(targets: frozenset[Any], node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__hash__", None) is not None and node.target in targets
+    return node.op == "call_function" and table_key(node.target) in targets
 
 
 def counts_updates(module: GraphModule, norm: Norm) -> bool:

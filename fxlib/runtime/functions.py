@@ -55,7 +55,7 @@ def name_of(function: RemoteFunction) -> str:
     Raises:
         ContractError: the function is a lambda, is local to another function, or is not the one that its name leads to.
     """
-    if (torch_name := _torch_names().get(_identity(function))) is not None:
+    if (torch_name := _torch_names().get(table_key(function))) is not None:
         return torch_name
     owner = getattr(function, "__self__", None)
     if inspect.ismethod(function) and isinstance(owner, type):
@@ -130,6 +130,19 @@ def allow_module(name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def table_key(function: object) -> object:
+    """Return the key of a function in a table: the function, or its identity if it cannot be hashed.
+
+    The identity alone would not do: a builtin method of a type (`torch.add`) is a new object at each access, equal to
+    the one before.
+    """
+    try:
+        hash(function)
+    except TypeError:
+        return id(function)
+    return function
+
+
 def _defined_in(module: ModuleType) -> Iterator[tuple[str, RemoteFunction]]:
     for attribute, value in vars(module).items():
         if attribute.startswith("_") or getattr(value, "__module__", None) != module.__name__ or not callable(value):
@@ -154,11 +167,6 @@ def _check_reachable(function: RemoteFunction, module: str, qualname: str) -> No
             "another one",
             hint="Give the function a name of its own, or keep its decorator from renaming it.",
         )
-
-
-def _identity(function: RemoteFunction) -> object:
-    # A builtin method of a type (torch.add) is a new object at each access, equal to the one before.
-    return function if getattr(function, "__hash__", None) else id(function)
 
 
 @functools.cache
@@ -186,5 +194,5 @@ def _is_plain(name: str) -> bool:
 def _torch_names() -> dict[object, str]:
     names: dict[object, str] = {}
     for name, function in _own_functions().items():
-        names.setdefault(_identity(function), name)
+        names.setdefault(table_key(function), name)
     return names

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.runtime import int8
 from fxlib.runtime.attributes import read_attribute
+from fxlib.runtime.functions import table_key
 from fxlib.runtime.ops.registry import Role, functions_with
 from fxlib.runtime.submodules import all_have_hooks, is_torchs_value, submodule
 
@@ -119,9 +120,9 @@ def _function(target: object) -> OperatorFacts | None:
         return _overload(target)
     if isinstance(target, torch._ops.OpOverloadPacket):
         return _torch(target.__name__) if str(target).startswith("aten.") else None
-    if (name := _python_names().get(_key(target))) is not None:
+    if (name := _python_names().get(table_key(target))) is not None:
         return _python(name)
-    name = _torch_names().get(_key(target))
+    name = _torch_names().get(table_key(target))
     return None if name is None else _torch(name)
 
 
@@ -130,14 +131,6 @@ def _method(name: str) -> OperatorFacts | None:
     if name in words.RREF_METHODS:
         return OperatorFacts(name=name, gradient=False)
     return _torch(name) if name in _tensor_methods() else None
-
-
-def _key(target: object) -> object:
-    try:
-        hash(target)
-    except TypeError:
-        return id(target)
-    return target
 
 
 def _python(name: str) -> OperatorFacts:
@@ -262,13 +255,13 @@ def _torch_names() -> dict[object, str]:
     published = torch.overrides.get_overridable_functions()
     for module, prefix in ((torch.linalg, "linalg_"), (torch.fft, "fft_"), (torch.special, "special_")):
         for function in published[module]:
-            table[_key(function)] = prefix + function.__name__.removeprefix(prefix)
+            table[table_key(function)] = prefix + function.__name__.removeprefix(prefix)
     for module in (torch, torch.functional, F):
         names = {getattr(function, "__name__", "") for function in published[module]} | set(words.CONSTRUCTORS)
         names |= {name for name in dir(module) if not name.startswith("_") and _schemas(name)}
-        table |= {_key(getattr(module, name)): name for name in names if callable(getattr(module, name, None))}
+        table |= {table_key(getattr(module, name)): name for name in names if callable(getattr(module, name, None))}
     for function in published[torch.Tensor]:
-        table.setdefault(_key(function), getattr(function, "__name__", ""))
+        table.setdefault(table_key(function), getattr(function, "__name__", ""))
     table |= {torch._assert: "_assert", torch._weight_norm: "_weight_norm"}
     return table
 
