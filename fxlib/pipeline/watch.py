@@ -253,6 +253,9 @@ class Watch:
         self._places.add(table, name, ours)
 
     def _creating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what replaces one of the functions of `rpc.remote`: it may write anything on a server."""
+
+        @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             self._announce_call()
             if not self._listeners:
