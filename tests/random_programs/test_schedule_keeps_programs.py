@@ -76,7 +76,7 @@ def _without_aliases() -> AbstractContextManager[object]:
 def _order_by_issue_alone() -> AbstractContextManager[object]:
     touch = dependencies._Builder._touch
 
-    def skip_waits(self: dependencies._Builder, place: int, does: NodeEffects, own: list[int]) -> None:
+    def skip_waits(self: dependencies._Builder, place: int, does: NodeEffects, own: dependencies.Edges) -> None:
         if does.part is not Part.WAIT:
             touch(self, place, does, own)
 

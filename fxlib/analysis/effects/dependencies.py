@@ -7,7 +7,7 @@ number is therefore proportional to nodes, arguments and effects, and one pass b
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -40,9 +40,29 @@ class Cause(IntEnum):
     GRADIENT = 6
 
 
-_BITS = 3
-_CAUSE = (1 << _BITS) - 1
 _FALLIBLE = frozenset({Part.CALL, Part.ISSUE, Part.WAIT})
+
+
+@dataclass(slots=True)
+class Edges:
+    """The edges to one node: the positions at which they begin, and beside each its cause.
+
+    Two may begin at one position, with different causes. A large program has hundreds of thousands of edges: an object
+    for each would keep Python's cycle collector busy.
+    """
+
+    sources: list[int] = field(default_factory=list)
+    causes: list[Cause] = field(default_factory=list)
+
+    def add(self, source: int, why: Cause) -> None:
+        """Add an edge."""
+        self.sources.append(source)
+        self.causes.append(why)
+
+    def add_all(self, sources: Sequence[int], why: Cause) -> None:
+        """Add edges that have one cause."""
+        self.sources.extend(sources)
+        self.causes.extend([why] * len(sources))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +70,7 @@ class Dependencies:
     """For each node, by its position in the program, the positions of the nodes that must come before it."""
 
     effects: Effects
-    edges: list[list[int]] = field(repr=False)
-    """Edges in the encoding of `_BITS`; read them through `before`."""
-    _sources: list[list[int]] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Decode the edges once for all users."""
-        object.__setattr__(self, "_sources", [[edge >> _BITS for edge in own] for own in self.edges])
+    edges: list[Edges] = field(repr=False)
 
     @classmethod
     def of(cls, module: GraphModule) -> Dependencies:
@@ -78,21 +92,22 @@ class Dependencies:
         left = [position for position in order if heads.get(position, position) == position]
         now = {position: at for at, position in enumerate(left)}
         moved = [now[heads.get(position, position)] for position in range(len(order))]
-        edges: list[list[int]] = [[] for _ in left]
+        edges = [Edges() for _ in left]
         for position in order:
             at = moved[position]
-            own = [moved[edge >> _BITS] << _BITS | edge & _CAUSE for edge in self.edges[position]]
-            edges[at].extend([edge for edge in own if edge >> _BITS != at])
+            for source, why in self.before(position):
+                if moved[source] != at:
+                    edges[at].add(moved[source], why)
         return Dependencies(effects=self.effects.gathered(order, heads, nodes), edges=edges)
 
-    def before(self, position: int) -> Iterator[tuple[int, Cause]]:
-        """Yield each position that must come before `position`, and why; one may occur twice, with different causes."""
-        for edge in self.edges[position]:
-            yield edge >> _BITS, Cause(edge & _CAUSE)
+    def before(self, position: int) -> Iterable[tuple[int, Cause]]:
+        """Return each position that must come before `position`, and why."""
+        own = self.edges[position]
+        return zip(own.sources, own.causes, strict=True)
 
     def sources(self, position: int) -> list[int]:
         """Return the positions that must come before `position`; do not modify the result."""
-        return self._sources[position]
+        return self.edges[position].sources
 
 
 @dataclass(slots=True)
@@ -109,7 +124,7 @@ class _Builder:
     def __init__(self, module: GraphModule, effects: Effects) -> None:
         self._effects = effects
         self._uses = GradientUses(module, effects)
-        self._edges: list[list[int]] = []
+        self._edges: list[Edges] = []
         self._fence = -1
         self._commit = -1
         self._access: dict[Resource, _Access] = {}
@@ -122,24 +137,25 @@ class _Builder:
         self._hazards: list[int] = []
         """Nodes that may fail since the last collective or fence; recorded only if there are collectives."""
 
-    def build(self) -> list[list[int]]:
+    def build(self) -> list[Edges]:
         effects, index = self._effects, self._effects.index
         for position, (node, does) in enumerate(zip(effects.nodes, effects.per_node, strict=True)):
-            own = [index[value] << _BITS for value in node.all_input_nodes]
+            own = Edges()
+            own.add_all([index[value] for value in node.all_input_nodes], Cause.DATA)
             self._edges.append(own)
             if does.part is Part.INPUT:
                 continue
             if self._fence >= 0:
-                own.append(self._edge(self._fence, Cause.FENCE))
+                own.add(self._fence, Cause.FENCE)
             if does.part is Part.FENCE:
                 self._close(position, own)
                 continue
             if does.commits:
                 since = max(self._fence, self._commit)
-                own.extend(self._edge(each, Cause.COMMIT) for each in range(max(since, 0), position))
+                own.add_all(range(max(since, 0), position), Cause.COMMIT)
                 self._commit = position
             elif does.joins:
-                own.extend(self._edge(each, Cause.COMMIT) for each in self._hazards)
+                own.add_all(self._hazards, Cause.COMMIT)
                 self._hazards.clear()
             if does.reads or does.writes:
                 self._touch(position, does, own)
@@ -155,35 +171,35 @@ class _Builder:
             return operator is None or operator.raises
         return does.part in _FALLIBLE and not is_collective(self._effects.nodes[position])
 
-    def _close(self, position: int, own: list[int]) -> None:
+    def _close(self, position: int, own: Edges) -> None:
         """Put a fence after everything since the last one; from then on it stands for all of that."""
-        own.extend(self._edge(each, Cause.FENCE) for each in range(self._fence + 1, position))
+        own.add_all(range(self._fence + 1, position), Cause.FENCE)
         self._fence = position
         self._access.clear()
         self._account.clear()
         self._hazards.clear()
         self._servers = _ServerWrites()
 
-    def _touch(self, position: int, does: NodeEffects, own: list[int]) -> None:
+    def _touch(self, position: int, does: NodeEffects, own: Edges) -> None:
         completes = does.part is Part.WAIT  # adds no conflict of its own: whatever conflicts with the call waits for it
         for resource in does.reads:
             if isinstance(resource, ServerState):
                 if not completes and (writer := self._servers.last(resource)) >= 0:
-                    own.append(self._edge(writer, Cause.SERVER))
+                    own.add(writer, Cause.SERVER)
                 continue
             access = self._last_to_touch(resource)
             if not completes and access.writer is not None:
-                own.append(self._edge(access.writer, _cause(resource)))
+                own.add(access.writer, _cause(resource))
             access.readers.append(position)
         for resource in does.writes:
             if isinstance(resource, ServerState):
                 if completes and self._servers.latest >= 0:
-                    own.append(self._edge(self._servers.latest, Cause.SERVER))
+                    own.add(self._servers.latest, Cause.SERVER)
                 self._servers.note(resource, position)
                 continue
             access = self._last_to_touch(resource)
             earlier = access.readers if access.writer is None else [access.writer, *access.readers]
-            own.extend(self._edge(each, _cause(resource)) for each in earlier if each != position)
+            own.add_all([each for each in earlier if each != position], _cause(resource))
             self._access[resource] = _Access(writer=position)
 
     def _last_to_touch(self, resource: Resource) -> _Access:
@@ -192,16 +208,12 @@ class _Builder:
             self._access[resource] = found = _Access()
         return found
 
-    def _use(self, position: int, node: Node, own: list[int]) -> None:
+    def _use(self, position: int, node: Node, own: Edges) -> None:
         for account in self._uses.accounts_used(node, self._effects.behaviours[position]):
             last = self._account.get(account, -1)
             if last >= 0 and last != position:
-                own.append(self._edge(last, Cause.SERVER if account == FOLLOWED else Cause.GRADIENT))
+                own.add(last, Cause.SERVER if account == FOLLOWED else Cause.GRADIENT)
             self._account[account] = position
-
-    @staticmethod
-    def _edge(position: int, why: Cause) -> int:
-        return position << _BITS | why
 
 
 class _ServerWrites:
