@@ -67,7 +67,7 @@ class _Thread(threading.local):
 
     def current(self) -> _Watch | None:
         """Return the watch of the forward that runs, after dropping watches of forwards that an interrupt has ended."""
-        while self.watch is not None and self.watch.caller is not None and not _is_running(self.watch.caller):
+        while self.watch is not None and self.watch.is_left():
             _RUNNING.pop(id(self.watch), None)
             THREAD.forward, self.watch = self.open.pop()
         return self.watch
@@ -97,15 +97,10 @@ class AsWritten:
         """Note the pushes of forwards that were called by their own name and have ended."""
         if _FORWARDS:
             _observe()
-        running = [each for each in self.pending if each.caller is not None and _is_running(each.caller)]
-        for each in self.pending:
-            if each not in running:
-                each.note()
-                each.caller, each.forward = (
-                    None,
-                    ForwardContext(),
-                )  # the frame holds what the forward made, and autograd's nodes
-        self.pending = running
+        left = [each for each in self.pending if each.is_left()]
+        self.pending = [each for each in self.pending if each not in left]
+        for each in left:
+            each.close()
 
     def tell(self) -> None:
         """Warn, once, if gradients of remote results are pushed nowhere."""
@@ -128,20 +123,31 @@ class AsWritten:
 
 
 class _Watch:
-    """Watches the calls of one forward that runs as it was written."""
+    """Watches the calls of one forward that runs as it was written.
 
-    def __init__(self, tape: Tape, contracts: Mapping[str, Contract], calls: dict[str, bool] | None = None) -> None:
+    It begins and ends with a block (`tracked_calls`), or with the hooks of a model; until then it is the watch of its
+    thread. A forward that was called by its own name runs no hooks: its calls find the watch by the forward's frame
+    (`_of_direct_call`), and it is closed when somebody asks for the pushes after that frame has been left.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        contracts: Mapping[str, Contract],
+        calls: dict[str, bool] | None = None,
+        frame: FrameType | None = None,
+    ) -> None:
         self.forward = ForwardContext()
         self._tape = tape
         self._contracts = contracts
         self.calls = {} if calls is None else calls
         self.issued: list[str] = []
         """The calls that the program issues itself and whose results have gradients that would have to be pushed."""
-        self.caller: FrameType | None = None
+        self.frame = frame
         """The frame that runs for as long as the forward does; None if the watch is ended whatever happens."""
         self.raising = sys.exc_info()[1]
         """The exception that was being handled when the forward began."""
-        self._index = 0
+        self._number_tracked = 0
 
     def begin(self) -> None:
         """Watch this thread from now on."""
@@ -162,6 +168,20 @@ class _Watch:
         if self.forward.tracked:
             self._tape.add(self.forward.tracked, self.forward.backward)
 
+    def is_left(self) -> bool:
+        """Return whether the forward is over, though nobody has ended the watch: no hooks ran, or an interrupt came."""
+        if self.frame is None:
+            return False
+        running: FrameType | None = sys._getframe(1)
+        while running is not None and running is not self.frame:
+            running = running.f_back
+        return running is None
+
+    def close(self) -> None:
+        """Note the pushes of a forward that was called by its own name, and let go of what it has made."""
+        self.note()
+        self.frame, self.forward = None, ForwardContext()  # they hold its values, and autograd's nodes
+
     def answer(self, future: Any, call: _Call) -> Any:
         """Return the future of a call; it tracks the result if a gradient is to be pushed for that."""
         mode, timeout = call.mode, call.timeout
@@ -174,8 +194,8 @@ class _Watch:
             self.issued.append(name)
             return future
         limit = None if timeout == UNSET_RPC_TIMEOUT else timeout
-        self._index += 1
-        push = (to, contract.gradient, tuple(args or ()), dict(kwargs or {}), limit, self._index - 1)
+        self._number_tracked += 1
+        push = (to, contract.gradient, tuple(args or ()), dict(kwargs or {}), limit, self._number_tracked - 1)
         return _Answer(future, push, self.forward)
 
     def described(self, call: _Call) -> tuple[str, Contract | None, Any, Any, Any]:
@@ -273,9 +293,8 @@ def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, cal
 def _begin(module: nn.Module, _: Any) -> None:
     """Watch the forward that begins. A copy of the model has the hooks, too, but is not watched."""
     if (trained := _TRAINED.get(module)) is not None:
-        watch = _Watch(trained.tape, trained.contracts, trained.calls)
+        watch = _Watch(trained.tape, trained.contracts, trained.calls, sys._getframe(1))
         watch.begin()
-        watch.caller = sys._getframe(1)
         _RUNNING[id(watch)] = (trained, watch)
 
 
@@ -283,13 +302,6 @@ def _end(module: nn.Module, _: Any, __: Any) -> None:
     watch = _thread.watch
     if module in _TRAINED and watch is not None:
         watch.end(completed=sys.exc_info()[1] is watch.raising)
-
-
-def _is_running(caller: FrameType) -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not caller:
-        frame = frame.f_back
-    return frame is not None
 
 
 def as_written(modules: Iterable[nn.Module]) -> list[AsWritten]:
@@ -322,11 +334,11 @@ def _of_direct_call() -> _Watch | None:
 
 
 def _watch_of(frame: FrameType, trained: AsWritten) -> _Watch:
+    """Return the watch of the forward that runs in a frame; a new one at its first call."""
     watch = _thread.direct
-    if watch is None or watch.caller is not frame:
+    if watch is None or watch.frame is not frame:
         trained.settle()
-        watch = _Watch(trained.tape, trained.contracts, trained.calls)
-        watch.caller = frame
+        watch = _Watch(trained.tape, trained.contracts, trained.calls, frame)
         trained.pending.append(watch)
         _thread.direct = watch
     return watch
