@@ -30,7 +30,7 @@ from fxlib.spec.report import LiveFigures
 from tests.client.models import Clicks, workload
 from tests.client.scripted import Scripted
 from tests.collectives.world import on_all_ranks
-from tests.pipeline.test_pipeline import Clicks as Trained
+from tests.pipeline.clicks import Clicks as Trained
 from tests.random_programs.simulation import simulated
 from tests.shared.undisturbed import until
 

@@ -24,7 +24,7 @@ from fxlib.spec.contract import contract_of
 from fxlib.spec.inputs import Batch
 from fxlib.spec.report import WAYS
 from fxlib.spec.servers import Server, Table
-from tests.pipeline.test_pipeline import Sent
+from tests.pipeline.clicks import Sent
 from tests.random_programs import simulation
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import (

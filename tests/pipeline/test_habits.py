@@ -32,7 +32,7 @@ from fxlib.pipeline.watch import WATCH
 from fxlib.runtime import CapturedModule
 from tests.client.scripted import Scripted, serving
 from tests.collectives.world import on_all_ranks
-from tests.pipeline.test_pipeline import Clicks, Stateful, batches
+from tests.pipeline.clicks import Clicks, Stateful, batches
 from tests.random_programs import simulation
 from tests.random_programs.simulation import World, simulated
 from tests.shared.forked import Module

@@ -1,15 +1,13 @@
-"""The loop sees what it saw: batches, errors, ends and generators; only the calls of the next batch come earlier."""
+"""A loop makes the calls of its next batch earlier, as far as that changes no result, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import gc
-import random
 import signal
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
@@ -18,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed import rpc
-from torch.utils import data
 
 import fxlib
 from fxlib.analysis.effects.resources import ServerState
@@ -30,76 +27,10 @@ from fxlib.reasons import Reason
 from fxlib.runtime import CapturedModule, functions
 from fxlib.runtime.graph_set import GuardFailure
 from fxlib.spec.contract import Contract
+from tests.pipeline.clicks import Clicks, Sent, batches, run, train
 from tests.random_programs import simulation
 from tests.random_programs.simulation import World, simulated
-from tests.random_programs.trainings import look_up_table, push_table
-
-
-class Clicks(nn.Module):
-    """Looks up what nobody pushes to, and what is trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        fixed = rpc.rpc_sync("ps0", simulation.count, args=(x,))
-        trained = rpc.rpc_sync("ps1", look_up_table, args=(x,))
-        return fixed * self.weight + trained
-
-
-class Sent:
-    """The world, and the functions that were called in it, in order."""
-
-    def __init__(self, world: World) -> None:
-        self.names: list[str] = []
-        self.world = world
-        api: Any = rpc.api
-        send = api._invoke_rpc
-
-        def noted(to: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-            self.names.append(function.__name__)
-            return send(to, function, *args, **kwargs)
-
-        api._invoke_rpc = noted
-
-    def since(self) -> list[str]:
-        names, self.names = self.names, []
-        return names
-
-
-@pytest.fixture
-def sent(module: CapturedModule) -> Iterator[Sent]:
-    """The world, entered when the module has been captured."""
-    sends = rpc.api._invoke_rpc
-    with simulated(5) as world:
-        yield Sent(world)
-        if watch.WATCH.is_watching:
-            gc.collect()  # a test that has caught an error is a frame that still holds its loop
-        assert not watch.WATCH.is_watching  # whose end would put back how this world sends, when that is gone
-    assert rpc.api._invoke_rpc is sends
-
-
-@pytest.fixture
-def module() -> CapturedModule:
-    found = fxlib.capture(Clicks())
-    assert isinstance(found, CapturedModule)
-    return found
-
-
-def batches(count: int = 4) -> list[torch.Tensor]:
-    return [torch.full((2, 4), float(place)) for place in range(count)]
-
-
-def train(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    output: torch.Tensor = module(batch)
-    output.sum().backward()
-    fxlib.push_gradients(module)
-    return output.detach()
-
-
-def run(loop: Iterable[torch.Tensor], step: Callable[[torch.Tensor], Any]) -> list[Any]:
-    return [step(batch) for batch in loop]
+from tests.random_programs.trainings import push_table
 
 
 def interrupted(batch: torch.Tensor) -> None:
@@ -129,12 +60,6 @@ def test_what_another_tool_puts_over_the_watch_stays_and_the_next_pipeline_watch
         del others
         gc.collect()
         assert kept() is None
-
-
-def test_batches_are_the_loaders_own_in_its_order(sent: Sent, module: CapturedModule) -> None:
-    given = batches()
-    for module_given in (module, Clicks(), lambda: module):
-        assert [id(each) for each in fxlib.pipeline(given, module_given)] == [id(each) for each in given]
 
 
 def test_what_nobody_writes_is_read_before_the_step_and_the_rest_behind_the_push(
@@ -353,17 +278,6 @@ def test_an_interrupt_while_a_loop_begins_leaves_it_closed(sent: Sent, module: C
     assert not watch.WATCH.is_watching
 
 
-def test_an_exception_of_the_loader_comes_at_its_step(sent: Sent, module: CapturedModule) -> None:
-    def loader() -> Iterator[torch.Tensor]:
-        yield from batches(2)
-        raise OSError("the third batch")
-
-    seen: list[torch.Tensor] = []
-    with pytest.raises(OSError, match="the third batch"):
-        run(fxlib.pipeline(loader(), module, ahead=True), lambda batch: seen.append(train(module, batch)))
-    assert len(seen) == 2
-
-
 def test_a_failing_push_is_raised_where_it_is_made_and_nothing_that_was_fetched_is_used(
     sent: Sent, module: CapturedModule
 ) -> None:
@@ -422,26 +336,6 @@ def test_a_module_that_is_none_is_refused() -> None:
         fxlib.pipeline(batches(), "module")  # type: ignore[arg-type]
 
 
-def test_dicts_and_batches_have_the_modules_arguments_by_name(sent: Sent, module: CapturedModule) -> None:
-    (x,) = batches(1)
-    for batch in ({"x": x, "label": 3}, fxlib.Batch(inputs=(x,)), (x, "label"), x):
-        next(iter(fxlib.pipeline([x, batch], module, inputs=None)))
-        assert sent.since() == ["count"], batch
-
-
-def test_an_inputs_function_need_not_know_batches_that_the_loop_skips(sent: Sent, module: CapturedModule) -> None:
-    given: list[Any] = [{"ids": each} for each in batches(2)]
-    given.insert(1, None)
-    loop = fxlib.pipeline(given, module, inputs=lambda batch: (batch["ids"],))
-    assert [None if batch is None else module(batch["ids"]).shape for batch in loop].index(None) == 1
-
-
-def test_an_inputs_function_that_knows_no_batch_is_told_of(sent: Sent, module: CapturedModule) -> None:
-    loop = fxlib.pipeline([{"ids": each} for each in batches(2)], module, inputs=lambda batch: (batch["idz"],))
-    with pytest.warns(FxlibWarning, match="nothing was fetched ahead: inputs= raised for each batch, KeyError: 'idz'"):
-        assert len(list(loop)) == 2
-
-
 def test_what_no_forward_takes_is_not_kept(sent: Sent, module: CapturedModule) -> None:
     def step(batch: torch.Tensor) -> int:
         module(batch.clone())
@@ -451,25 +345,6 @@ def test_what_no_forward_takes_is_not_kept(sent: Sent, module: CapturedModule) -
     with pytest.warns(FxlibWarning, match="other tensors"):
         kept = run(fxlib.pipeline(batches(8), module), step)
     assert max(kept) <= 2
-
-
-def test_a_list_that_the_loop_changes_is_gone_through_as_a_plain_loop_does(sent: Sent, module: CapturedModule) -> None:
-    def seen(given: list[torch.Tensor], loop: Iterable[torch.Tensor]) -> list[float]:
-        found = []
-        for place, batch in enumerate(loop):
-            found.append(float(batch[0, 0]))
-            module(batch)
-            if place == 0:
-                given[1] = torch.full((2, 4), 7.0)
-            elif place == 2:
-                given.append(torch.full((2, 4), 8.0))
-            elif place == 3:
-                del given[2:]
-        return found
-
-    for depth in (1, 3):
-        plain, given = batches(3), batches(3)
-        assert seen(given, fxlib.pipeline(given, module, depth=depth)) == seen(plain, plain) == [0, 7, 2, 8]
 
 
 def test_a_pipeline_as_deep_as_what_is_kept_takes_what_was_fetched(sent: Sent, module: CapturedModule) -> None:
@@ -532,83 +407,6 @@ def test_a_write_of_the_loop_that_is_in_flight_when_another_loop_begins_is_known
     del loop
 
 
-class Drawing(data.Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.rand(2, 4)
-
-
-def test_a_loader_that_draws_in_this_process_is_pulled_where_the_loop_pulls_it(
-    sent: Sent, module: CapturedModule
-) -> None:
-    def dropped(*, wrapped: bool) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        loader = data.DataLoader(Drawing(), batch_size=None)
-        loop = fxlib.pipeline(loader, module) if wrapped else loader
-        return [torch.nn.functional.dropout(batch) for batch in loop]
-
-    assert all(map(torch.equal, dropped(wrapped=True), dropped(wrapped=False)))
-    assert "no worker processes" in fxlib.pipeline(data.DataLoader(Drawing()), module).why_not_ahead
-
-
-def test_a_draw_of_a_loader_that_was_to_have_none_ends_pulling_ahead(sent: Sent, module: CapturedModule) -> None:
-    def loader() -> Iterator[torch.Tensor]:
-        for batch in batches():
-            yield batch + random.random()
-
-    with pytest.warns(FxlibWarning, match="draws from this process's random generators") as told:
-        found = list(fxlib.pipeline(loader(), module, ahead=True))
-    assert (len(found), len(told)) == (4, 1)
-
-
-@pytest.mark.slow
-def test_worker_processes_run_ahead_in_several_epochs(sent: Sent, module: CapturedModule) -> None:
-    loader = data.DataLoader(
-        data.TensorDataset(torch.stack(batches())), batch_size=1, num_workers=1, persistent_workers=True
-    )
-    loop = fxlib.pipeline(loader, module, inputs=lambda batch: (batch[0][0],))
-    assert not loop.why_not_ahead
-    for _ in range(2):
-        assert [float(batch[0][0, 0, 0]) for batch in loop] == [0.0, 1.0, 2.0, 3.0]
-    assert len(loop) == 4
-
-
-class Stateful:
-    """A loader that can be put back to where it was."""
-
-    def __init__(self) -> None:
-        self.place = 0
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        while self.place < 4:
-            self.place += 1
-            yield batches()[self.place - 1]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_counts_the_batches_that_were_yielded(sent: Sent, module: CapturedModule) -> None:
-    loop = fxlib.pipeline(Stateful(), module, ahead=True, depth=2)
-    epoch = iter(loop)
-    next(epoch)
-    assert loop.state_dict() == {"place": 1}
-    resumed = fxlib.pipeline(Stateful(), module, ahead=True)
-    resumed.load_state_dict(loop.state_dict())
-    assert [float(each[0, 0]) for each in resumed] == [1.0, 2.0, 3.0]
-
-
-def test_a_loader_without_a_state_has_none_under_a_pipeline(module: CapturedModule) -> None:
-    with pytest.raises(FxlibError, match="has no state_dict"):
-        fxlib.pipeline(batches(), module).state_dict()
-
-
 def test_a_copy_of_a_module_has_nothing_fetched(sent: Sent, module: CapturedModule) -> None:
     loop = iter(fxlib.pipeline(batches(), module))
     next(loop)
@@ -654,29 +452,3 @@ def test_what_was_fetched_for_a_forward_is_watched_until_this_very_forward_ends(
     assert entry not in ahead._kept()
     assert torch.equal(output, module(batch.clone()))
     loop.close()  # type: ignore[attr-defined]
-
-
-def test_a_loop_may_go_on_behind_an_exception_of_the_loader(sent: Sent, module: CapturedModule) -> None:
-    class Loader:
-        def __init__(self) -> None:
-            self.given = iter(enumerate(batches(6)))
-
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            return self
-
-        def __next__(self) -> torch.Tensor:
-            at, batch = next(self.given)
-            if at in {2, 3}:
-                raise ValueError(f"batch {at} is corrupt")
-            return batch
-
-    loop = iter(fxlib.pipeline(Loader(), module, ahead=True))
-    found: list[object] = []
-    for _ in range(6):
-        try:
-            found.append(int(next(loop)[0, 0]))
-        except ValueError as error:
-            found.append(str(error))
-    assert found == [0, 1, "batch 2 is corrupt", "batch 3 is corrupt", 4, 5]
-    assert next(loop, None) is None
-    assert next(loop, None) is None

@@ -18,7 +18,7 @@ from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.pipeline.watch import WATCH
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.pushes import PushesInFlight
-from tests.pipeline.test_pipeline import Stateful, batches, run, train
+from tests.pipeline.clicks import Stateful, batches, run, train
 from tests.random_programs import simulation
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import look_up_table

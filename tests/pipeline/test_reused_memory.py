@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import fxlib
 from fxlib.errors import FxlibError
-from tests.pipeline.test_pipeline import batches
+from tests.pipeline.clicks import batches
 
 
 def in_one_tensor() -> Iterator[torch.Tensor]:
