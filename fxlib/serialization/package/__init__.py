@@ -136,40 +136,56 @@ def to_folder(model: Model, path: str | os.PathLike[str], inputs: Given | None =
     operators = {str(node.target) for node in module.graph.nodes if int8.is_operator(node.target)}
     uses = sorted({*(key for key, value in generated.globals.items() if _is_ours(value)), *operators})
     code = generated.src[generated.src.index("def forward(") :].strip()
-    written: dict[str, Sequence[bytes]] = {}
     if uses:
-        init = _WITH_FXLIB.format(name=name, uses=", ".join(uses))
-        written["module.py"] = [f"# {name}: for people to read; __init__.py loads module.fxg.\n{code}\n".encode()]
-        written["module.fxg"] = files.contents(module)
+        written = _files_with_fxlib(module, name, code, uses)
     else:
-        contents = Contents.of(module)
-        imports = [*_names(generated.globals), *_imports(contents.classes)]
-        init = _INIT.format(name=name, needs=_needs(contents))
-        source = _MODULE.format(
-            name=name,
-            imports="\n".join(imports),
-            parts="\n".join(f"    {each!r}: {part}," for each, part in sorted(contents.parts.items())),
-            same=pformat(contents.same, width=110),
-            tensors=pformat(contents.tensors, width=110),
-            strides=pformat(contents.strides, width=110),
-            missing=pformat(contents.missing, width=110),
-            complex_=pformat(contents.complex_, width=110),
-            tracked=pformat(contents.tracked, width=110),
-            training=module.training,
-            setup="".join(f"        {line}\n" for line in _setup(module)),
-            code="".join(f"    {line}\n" if line else "\n" for line in code.splitlines()).rstrip(),
-        )
-        written["module.py"] = [source.encode()]
-        written["parts.py"] = [Path(parts.__file__).read_bytes()]
-        written["weights.safetensors"] = [save(contents.values)]
-        if _guarded(module):
-            for file, home in (("guards.py", export_guards), ("value_conditions.py", value_conditions)):
-                source = Path(str(home.__file__)).read_text().replace("from fxlib.runtime.guards.", "from .")
-                written[file] = [source.encode()]
+        written = _files_without_fxlib(module, name, code, generated.globals)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "__init__.py").unlink(missing_ok=True)  # nobody imports a package of which only some files are written
-    for each, data in {**written, "__init__.py": [init.encode()]}.items():
+    # Nobody imports a package of which only some files are written: `__init__.py` goes first, and comes last.
+    (folder / "__init__.py").unlink(missing_ok=True)
+    for each, data in written.items():
         files.write_whole(folder / each, data)
+
+
+def _files_with_fxlib(module: GraphModule, name: str, code: str, uses: Sequence[str]) -> dict[str, Sequence[bytes]]:
+    """Return the files of a package whose graph uses operators of fxlib, `__init__.py` last."""
+    return {
+        "module.py": [f"# {name}: for people to read; __init__.py loads module.fxg.\n{code}\n".encode()],
+        "module.fxg": files.contents(module),
+        "__init__.py": [_WITH_FXLIB.format(name=name, uses=", ".join(uses)).encode()],
+    }
+
+
+def _files_without_fxlib(
+    module: GraphModule, name: str, code: str, used: Mapping[str, Any]
+) -> dict[str, Sequence[bytes]]:
+    """Return the files of a package that runs without fxlib, `__init__.py` last; `used` has what the code names."""
+    contents = Contents.of(module)
+    source = _MODULE.format(
+        name=name,
+        imports="\n".join([*_names(used), *_imports(contents.classes)]),
+        parts="\n".join(f"    {each!r}: {part}," for each, part in sorted(contents.parts.items())),
+        same=pformat(contents.same, width=110),
+        tensors=pformat(contents.tensors, width=110),
+        strides=pformat(contents.strides, width=110),
+        missing=pformat(contents.missing, width=110),
+        complex_=pformat(contents.complex_, width=110),
+        tracked=pformat(contents.tracked, width=110),
+        training=module.training,
+        setup="".join(f"        {line}\n" for line in _setup(module)),
+        code="".join(f"    {line}\n" if line else "\n" for line in code.splitlines()).rstrip(),
+    )
+    written: dict[str, Sequence[bytes]] = {
+        "module.py": [source.encode()],
+        "parts.py": [Path(parts.__file__).read_bytes()],
+        "weights.safetensors": [save(contents.values)],
+    }
+    if _guarded(module):
+        for file, home in (("guards.py", export_guards), ("value_conditions.py", value_conditions)):
+            text = Path(str(home.__file__)).read_text().replace("from fxlib.runtime.guards.", "from .")
+            written[file] = [text.encode()]
+    written["__init__.py"] = [_INIT.format(name=name, needs=_needs(contents)).encode()]
+    return written
 
 
 def _class_name(module: GraphModule, used: Mapping[str, Any]) -> str:
