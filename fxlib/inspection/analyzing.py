@@ -31,7 +31,7 @@ from fxlib.inspection.device import Device, load_device
 from fxlib.inspection.graph_inputs import GivenInputs, GraphInputs
 from fxlib.inspection.operations import Operation
 from fxlib.inspection.propagate import NodeRun, Propagation, Unknown, UnknownReason
-from fxlib.inspection.tensor_facts import Size, TensorFacts, facts_of, held_bytes, memory_of, number, tensors_in
+from fxlib.inspection.tensor_facts import Size, TensorFacts, distinct_tensors, facts_of, held_bytes, memory_of, number
 from fxlib.recipes.recipes import PlanningRequest
 from fxlib.recipes.undeclared import undeclared
 from fxlib.runtime.ops.registry import is_batch, waits_of
@@ -298,7 +298,7 @@ def _figures(
     for node, run in runs.items():
         unknown: Any = run.value if isinstance(run.value, Unknown) else None
         found[node] = NodeFigures(
-            tensors=tuple(map(facts_of, tensors_in(run.value))),
+            tensors=tuple(map(facts_of, distinct_tensors(run.value))),
             operations=run.operations,
             effects=effects[node],
             live_bytes=held.live_bytes[node],
@@ -393,7 +393,7 @@ class _Memory:
 
 def _storages(value: object) -> dict[int, int]:
     """Return the sizes, in bytes, of the storages that the tensors of a value lie in."""
-    return {memory_of(each): _size(each) for each in tensors_in(value)}
+    return {memory_of(each): _size(each) for each in distinct_tensors(value)}
 
 
 def _size(value: torch.Tensor) -> int:

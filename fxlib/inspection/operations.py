@@ -24,7 +24,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from typing_extensions import override
 
 from fxlib.analysis.operators.in_place import is_view
-from fxlib.inspection.tensor_facts import Size, bytes_of, count_of, memory_of, tensors_in
+from fxlib.inspection.tensor_facts import Size, bytes_of, count_of, distinct_tensors, memory_of
 from fxlib.runtime import int8
 
 _aten = torch.ops.aten
@@ -117,7 +117,7 @@ class Operations(TorchDispatchMode):
 
 
 def _operation(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> Operation:
-    given, results = list(tensors_in((args, kwargs))), list(tensors_in(made))
+    given, results = distinct_tensors((args, kwargs)), distinct_tensors(made)
     written = _written(func, args, kwargs)
     known = {memory_of(each) for each in given}
     fresh = [each for each in results if memory_of(each) not in known]
@@ -146,7 +146,7 @@ def _written(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str
     return [
         tensor
         for position, name in _writes(func)
-        for tensor in tensors_in(args[position] if position < len(args) else kwargs.get(name))
+        for tensor in distinct_tensors(args[position] if position < len(args) else kwargs.get(name))
     ]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from fxlib.utils.pytree import tensors_in
 
 Size = int | torch.SymInt
 
@@ -29,13 +29,9 @@ class TensorFacts:
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield each tensor of a nested value once."""
-    seen = set[int]()
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in seen:
-            seen.add(id(leaf))
-            yield leaf
+def distinct_tensors(value: Any) -> list[torch.Tensor]:
+    """Return each tensor of a nested value once."""
+    return list({id(each): each for each in tensors_in(value)}.values())
 
 
 def facts_of(value: torch.Tensor) -> TensorFacts:

@@ -17,6 +17,7 @@ from fxlib.runtime.ops.timeline import call_name, reached
 from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.profile import Opaque, Result, TensorShape
+from fxlib.utils.pytree import tensors_in
 
 _ENVELOPE_BYTES = 256
 """Bytes of a message besides tensors and strings: names, structure and headers that `torch.distributed.rpc` adds."""
@@ -100,7 +101,7 @@ def message_bytes(value: object) -> int:
 
 def value_bytes(value: object) -> int:
     """Return the memory of the tensors in nested values, in bytes."""
-    return sum(tensor_bytes(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return sum(map(tensor_bytes, tensors_in(value)))
 
 
 def structure_of(value: object) -> Result:

@@ -26,6 +26,7 @@ from fxlib.runtime.compiled_operators import problem_of
 from fxlib.runtime.lookups import lookup_of
 from fxlib.runtime.submodules import submodule
 from fxlib.utils.compare import Tolerance, difference
+from fxlib.utils.pytree import tensors_in
 
 _LARGEST_INTEGER: Final = 1 << 20
 """The largest absolute value of integers that a part of OpenVINO's takes: sums of 2,048 of them have 32 bits."""
@@ -110,8 +111,8 @@ class _Checked(Interpreter):
         with _Watched(self._backend) as watched:
             result = super().run_node(n)
         if not self.problem and n.op not in ("placeholder", "output"):
-            given = _tensors([self.env[each] for each in n.all_input_nodes])
-            problem = self._check(self._part, n, given, _tensors(_used(n, result))) or watched.problem
+            given = tensors_in([self.env[each] for each in n.all_input_nodes])
+            problem = self._check(self._part, n, given, tensors_in(_used(n, result))) or watched.problem
             self.problem = f"{n.name} {problem}" if problem else ""
         return result
 
@@ -141,10 +142,6 @@ def _used(node: Node, result: Any) -> Any:
         indices: list[Any] = [each.args[1] for each in node.users if each.users]
         return [result[index] for index in indices]
     return result if node.users else ()
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 def _of_openvino(part: GraphModule, node: Node, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> str:
@@ -263,7 +260,7 @@ def beyond_rounding(
         return ""  # the part itself computes such inputs
     state = itertools.chain(part.parameters(), part.buffers())
     narrow = torch.is_autocast_enabled("cpu") or any(
-        each.dtype in _TWO_BYTES for each in _tensors((values, list(state), results))
+        each.dtype in _TWO_BYTES for each in tensors_in((values, list(state), results))
     )
     bound = _ROUNDING_OF_TWO_BYTES if narrow else _ROUNDING
     for index, (one, other) in enumerate(zip(found, results, strict=True)):

@@ -8,10 +8,10 @@ from typing import Final
 import torch
 from torch.fx import GraphModule
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from fxlib.errors import WorkloadError
 from fxlib.spec.workload import Optimizer
+from fxlib.utils.pytree import tensors_in
 
 _WITH_TARGET: Final[Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
     "mse": F.mse_loss,
@@ -32,8 +32,7 @@ def scalar_loss(loss: str | GraphModule, output: object, target: torch.Tensor | 
     if isinstance(loss, GraphModule):
         result: torch.Tensor = loss(output, target)
         return result
-    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    found = [each for each in tensors if each.is_floating_point() or each.is_complex()]
+    found = [each for each in tensors_in(output) if each.is_floating_point() or each.is_complex()]
     if not found:
         raise WorkloadError("the output holds no floating-point tensor", where=f"loss {loss!r}")
     if loss in ("mean", "sum"):

@@ -100,6 +100,13 @@ def is_state(leaf: object) -> bool:
     return is_plain(leaf) and any(map(has_tensors, vars(leaf).values()))
 
 
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """Return the tensors among the leaves of torch's pytree, each as often as it occurs."""
+    if isinstance(value, torch.Tensor):  # as most values are
+        return [value]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def has_tensors(value: object) -> bool:
     """Return whether a nested value holds a tensor, or a number that is computed from sizes, at any depth."""
     return any(

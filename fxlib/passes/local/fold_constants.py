@@ -28,6 +28,7 @@ from fxlib.passes.infra.folded_values import hold, read, sweep
 from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.submodules import submodule
+from fxlib.utils.pytree import tensors_in
 
 
 @register_pass(
@@ -299,7 +300,7 @@ class _Evaluation:
         except Exception:  # noqa: BLE001 - whatever cannot be known without values, or cannot be computed at all
             return None
         given = [self._found.of[each].value for each in node.all_input_nodes]
-        real = not any(torch.is_complex(each) for one in (value, *given) for each in _tensors(one))
+        real = not any(torch.is_complex(each) for one in (value, *given) for each in tensors_in(one))
         return _Result(nbytes=_bytes(value), floating=_is_floating(value), real=real)
 
     def _call(self, node: Node, values: dict[Node, Any]) -> Any:
@@ -320,22 +321,16 @@ def _likeness(value: Any, *, literal: bool) -> Hashable:
     return type(value), repr(value) if exact and isinstance(value, float) else value if exact else None
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
-
-
 def _storages(value: Any) -> set[int]:
-    return {each.untyped_storage().data_ptr() for each in _tensors(value) if each.layout is torch.strided} - {0}
+    return {each.untyped_storage().data_ptr() for each in tensors_in(value) if each.layout is torch.strided} - {0}
 
 
 def _bytes(value: Any) -> int:
-    return sum(each.nbytes for each in _tensors(value) if each.layout is torch.strided)
+    return sum(each.nbytes for each in tensors_in(value) if each.layout is torch.strided)
 
 
 def _is_floating(value: Any) -> bool:
-    return any(each.is_floating_point() or each.is_complex() for each in _tensors(value))
+    return any(each.is_floating_point() or each.is_complex() for each in tensors_in(value))
 
 
 @functools.cache

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as torch_pytree
 
 from fxlib.runtime.preserve_state import put_back
 from fxlib.utils import pytree
@@ -40,11 +39,6 @@ def digest_all(values: Mapping[str, torch.Tensor]) -> str:
 def results(prefix: str, value: object) -> dict[str, object]:
     """Return the leaves of a program's result, by path (`output['loss']`), and the structure of its containers."""
     return {f"containers of {prefix}": pytree.structure(value), **dict(pytree.leaves(value, prefix))}
-
-
-def tensors(value: object) -> list[torch.Tensor]:
-    """Return the tensors among the leaves of nested containers."""
-    return [leaf for leaf in torch_pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _update(total: hashlib.blake2b, tensor: torch.Tensor) -> None:

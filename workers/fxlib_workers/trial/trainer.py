@@ -40,13 +40,14 @@ from fxlib.spec.report import CompiledPart, Timeline
 from fxlib.spec.workload import Batch
 from fxlib.utils.compare import relative_error
 from fxlib.utils.hardware import instructions
+from fxlib.utils.pytree import tensors_in
 from fxlib.v1 import workload_pb2
 from fxlib_workers.exchange import ORIGINAL, REALIGNED, Arm
 from fxlib_workers.process.exceptions import returns_exceptions
 from fxlib_workers.trial import server_state
 from fxlib_workers.trial.alignment import realigned
 from fxlib_workers.trial.compiled_parts import leave_parts, time_parts
-from fxlib_workers.trial.digests import ModuleSnapshot, digest, results, tensors
+from fxlib_workers.trial.digests import ModuleSnapshot, digest, results
 from fxlib_workers.trial.replay import server as replay_server
 from fxlib_workers.trial.replay.latency_model import NetworkCost
 from fxlib_workers.trial.replay.named_calls import as_captured, make_remote_calls, stand_in
@@ -371,7 +372,7 @@ class Trainer(TrialProcess):
             batch = copy_of(self._batches[index % len(self._batches)])
         before = {name: digest(value) for name, value in batch.named.items()}
         if arm == REALIGNED:
-            moved = [*ModuleSnapshot(self._modules[ORIGINAL]).named().values(), *tensors(batch.named)]
+            moved = [*ModuleSnapshot(self._modules[ORIGINAL]).named().values(), *tensors_in(batch.named)]
             with realigned(moved):
                 result = self._steps[ORIGINAL](batch, inspect=True)
                 drain()

@@ -21,7 +21,8 @@ from fxlib.errors import WorkloadError
 from fxlib.profiling.single_call import message_bytes
 from fxlib.spec.contract import Contract
 from fxlib.spec.profile import Result, ServerProfile, TensorShape
-from fxlib_workers.trial.digests import digest, tensors
+from fxlib.utils.pytree import tensors_in
+from fxlib_workers.trial.digests import digest
 from fxlib_workers.trial.replay.latency_model import NOT_BATCHED, BatchPosition, LatencyModel, NetworkCost, sleep_until
 from fxlib_workers.trial.replay.plan import RecordedCall, ReplayPlan
 from fxlib_workers.trial.replay.replies import attach_to, call_digest, combined, made_rows, make_reply
@@ -303,10 +304,10 @@ class ReplayServer:
         if not attached:
             return reply
         with self._lock:
-            for index, each in enumerate(tensors(reply)):
+            for index, each in enumerate(tensors_in(reply)):
                 if each.requires_grad:
                     self._names[each] = combined(seed, str(index).encode())
-        return attach_to(reply, [each for each in tensors(sent) if each.requires_grad])
+        return attach_to(reply, [each for each in tensors_in(sent) if each.requires_grad])
 
 
 class ReplayedFunction:
