@@ -153,10 +153,7 @@ def _name(target: object) -> str | None:
     if isinstance(target, torch._ops.OpOverload):
         found = _OVERLOADS.match(target._schema.name)
         return found[1] if found is not None else None
-    try:
-        return FUNCTIONS.get(target)
-    except TypeError:  # not hashable
-        return None
+    return FUNCTIONS.get(table_key(target))
 
 
 def _of_module(node: Node, layer: Any) -> LinearLayer | None:
