@@ -4,7 +4,7 @@
 that were made ahead, and the watch over the writes in between.
 """
 
-from fxlib.pipeline.by_keys import check_keys
+from fxlib.pipeline.declared_keys import check_keys
 from fxlib.pipeline.loop import Pipeline, pipeline
 from fxlib.pipeline.module_ahead import prefetch
 
