@@ -8,10 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
-from typing_extensions import override
 
 from fxlib import batch
 from fxlib.analysis.effects.prologue import CallAhead, Way, meet
@@ -19,15 +18,16 @@ from fxlib.analysis.effects.resources import ServerState
 from fxlib.errors import FxlibError
 from fxlib.pipeline.by_keys import Arguments, KeysBroken, NotByKeys, Repair, Rows
 from fxlib.pipeline.message import KeysOnce, Message
+from fxlib.pipeline.taken import LaterBatch, LaterCall, TakenBatch, TakenCall
 from fxlib.pipeline.updates import Updates
 from fxlib.pipeline.watch import WATCH
 from fxlib.reasons import Reason
 from fxlib.runtime import ops
 from fxlib.runtime.ahead import Rider
 from fxlib.runtime.gradients.pushes import Push
-from fxlib.runtime.ops.batches import BatchInFlight, NamedCall, issue_batch
+from fxlib.runtime.ops.batches import BatchInFlight, NamedCall
 from fxlib.runtime.ops.timeline import calls_in, current_recording
-from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, tensor_bytes
+from fxlib.runtime.tracking.flow_control import NO_LIMIT, tensor_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,8 +38,6 @@ MOST_REPAIRS = 64
 """Number of pushes whose changes are kept apart from a result; with a further one, it is read anew."""
 BROKEN = "it does not keep its contract"
 """Reason why a call is no longer read by keys, once an error has reported it."""
-Merge: TypeAlias = Callable[[Sequence[Any]], list[Any] | None]
-"""A function that puts rows that were read again into the results of calls; it returns None if that is impossible."""
 
 
 class State(Enum):
@@ -320,8 +318,8 @@ class Request:
         self.state = State.TAKEN
         merged = self._merged if self.rows is not None and self.rows.is_merged else None
         if self._message.is_batch:
-            return _TakenBatch(flying, self._message.arguments, merged, self._made_again)
-        return _Taken(flying, self._make_again, merged)
+            return TakenBatch(flying, self._message.arguments, merged, self._made_again)
+        return TakenCall(flying, self._make_again, merged)
 
     def _make_again(self) -> Any:
         """Make the call as the program makes it."""
@@ -337,8 +335,8 @@ class Request:
         """Return the future that replaces the call's issue while pushes are in flight; its wait settles these first."""
         arguments = self._message.arguments
         if self._message.is_batch:
-            return _LaterBatch(self, settle, arguments)
-        return _Later(self, settle, partial(ops.remote_call, *arguments))
+            return LaterBatch(self.take, settle, arguments)
+        return LaterCall(self.take, settle, partial(ops.remote_call, *arguments))
 
     def _merged(self, results: Sequence[Any]) -> list[Any] | None:
         """Return results that contain the rows that were read again; None if that is impossible.
@@ -502,106 +500,3 @@ def _rider(server: str, found: Sequence[tuple[Travels, batch.Call]]) -> Rider:
 
     together: batch.Call = (batch.run, ([call for _, call in found],), {})
     return Rider(server=server, call=together, timeout_s=timeout_s, deliver=deliver)
-
-
-class _Taken:
-    """A call that was made ahead and replaces one that its forward has just issued."""
-
-    __slots__ = ("_again", "_future", "_merged")
-
-    ran_ahead = True
-    """Tells a recording that the call was not issued here."""
-
-    def __init__(self, future: Any, again: Callable[[], Any], merged: Merge | None) -> None:
-        self._future, self._again, self._merged = future, again, merged
-
-    def wait(self) -> Any:
-        """Return the result; if there is none, make the call now as the program makes it, and return its result."""
-        found: Sequence[Any] | None = None
-        with suppress(Exception):  # the program has not asked for the result yet
-            found = [self._future.wait()]
-        DEADLINES.forget(self._future)
-        if found is not None and self._merged is not None:
-            found = self._merged(found)
-        if found is not None:
-            return found[0]
-        return self._again()
-
-    def done(self) -> bool:
-        """Whether the call has been answered."""
-        return bool(self._future.done())
-
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(future)` once the call has been answered."""
-        self._future.add_done_callback(callback)
-
-
-class _Later:
-    """A call whose result is known once pushes in flight are settled; it replaces one that a forward has issued."""
-
-    __slots__ = ("_make", "_request", "_settle")
-
-    ran_ahead = True
-
-    def __init__(self, request: Request, settle: Callable[[], None], make: Callable[[], Any]) -> None:
-        self._request, self._settle, self._make = request, settle, make
-
-    def wait(self) -> Any:
-        """Return the result; if there is none, make the call now, and return its result."""
-        self._settle()
-        taken = self._request.take()
-        return self._make() if taken is None else taken.wait()
-
-    def done(self) -> bool:
-        """Whether the call has been answered, which is not known here."""
-        return False
-
-
-class _LaterBatch(BatchInFlight):
-    """The same as `_Later`, for calls in one message."""
-
-    ran_ahead = True
-
-    def __init__(self, request: Request, settle: Callable[[], None], arguments: tuple[Any, ...]) -> None:
-        super().__init__(*arguments[:3], in_order=False)
-        self._request, self._settle, self._arguments = request, settle, arguments
-
-    @override
-    def _receive(self) -> list[Any]:
-        self._settle()
-        found: BatchInFlight = self._request.take() or issue_batch(*self._arguments)
-        return found._receive()
-
-
-class _TakenBatch(BatchInFlight):
-    """Calls that were made ahead in one message; if one failed, all are made again, as the program makes them."""
-
-    ran_ahead = True
-
-    def __init__(
-        self,
-        flying: BatchInFlight,
-        arguments: tuple[Any, ...],
-        merged: Merge | None,
-        made_again: Callable[[], None],
-    ) -> None:
-        super().__init__(*arguments[:3], in_order=False)
-        self.future, self.refused = flying.future, flying.refused
-        self._merged, self._made_again = merged, made_again
-
-    @override
-    def _receive(self) -> list[Any]:
-        if self.refused is not None:
-            self._made_again()
-            return super()._receive()
-        assert self.future is not None  # noqa: S101 - it was sent
-        landed: Sequence[Any] | None = None
-        with suppress(Exception):  # the single calls raise the error
-            landed = self.future.wait()
-        DEADLINES.forget(self.future)
-        if landed and self._merged is not None and not batch.any_failed(landed):
-            landed = self._merged(landed)
-        if landed and not batch.any_failed(landed):
-            return list(landed)
-        self._made_again()
-        return self._one_by_one()

@@ -82,7 +82,7 @@ def test_a_message_that_fails_for_it_is_made_as_the_program_makes_it_from_then_o
     module = captured()
     with (
         mock.patch.object(KeysOnce, "give_up", autospec=True, side_effect=KeysOnce.give_up) as given_up,
-        mock.patch("fxlib.pipeline.request._Taken.wait", lambda taken: taken._again()),
+        mock.patch("fxlib.pipeline.taken.TakenCall.wait", lambda taken: taken._again()),
     ):
         found, _, _ = trained(module, REPEATED * 3)
     assert all(map(torch.equal, found, expected))
