@@ -149,8 +149,8 @@ CHECKS: Mapping[str, Callable[..., None]] = {
     "lstm.input": partial(_check_recurrent, _LSTM_GATES),
     "gru.input": partial(_check_recurrent, 3),
     "rnn_tanh.input": partial(_check_recurrent, 1),
+    "rnn_relu.input": partial(_check_recurrent, 1),
     **dict.fromkeys(("_weight_norm.default", "_weight_norm_interface.default"), _check_weight_norm),
     **dict.fromkeys(("median.dim", "nanmedian.dim"), _check_median),
-    "rnn_relu.input": partial(_check_recurrent, 1),
 }
 """The checked operators of `torch.ops.aten`. Those that `torch.batch_norm` calls are absent: it checks by itself."""

@@ -154,34 +154,7 @@ class CapturedModule(MirroredModule):
             problem = f"the argument {hidden!r} hides what the generated code calls by its name"
             raise CaptureError(problem, where=type(self).__name__, hint="Rename the argument.")
         cls: Any = type(self)
-        positions = failure.program_order(list(self.graph.nodes))
-        order, in_backward = (
-            list(positions.values()),
-            [position for node, position in positions.items() if _is_in_backward(node)],
-        )
-        guarded = codegen if isinstance(codegen := self.graph._codegen, GuardedCodeGen) else None
-        results = returned(self.graph)
-        returns_tracked = any(map(_is_tracked, results))
-        tracks = any(node.target in TRACKERS for node in self.graph.nodes)
-        cls._program = _Program(
-            cls.forward,
-            guarded or parameters_of(cls.forward),
-            guarded,
-            reordered=order != sorted(order),
-            reorders_backward=in_backward != sorted(in_backward),
-            compiles_backward=any(
-                backend is not None and not backend.keeps_weights for backend in map(backend_of, self.graph.nodes)
-            ),
-            returns_several=len(results) > 1,
-            tracks=tracks,
-            returns_tracked=returns_tracked,
-            shares_nodes=tracks and not returns_tracked and next(own_code.running_own_code(self), None) is None,
-            grad_modes=tuple(
-                bool(node.args[0])
-                for node in self.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
-                if node.args
-            ),
-        )
+        cls._program = _program_of(self, cls.forward)
         cls.forward = _guard(cls._program)
         # GraphModule's own `__call__` prints failures of generated code and cuts off their tracebacks.
         del cls.__call__
@@ -460,6 +433,33 @@ class _Program:
     """The grad modes that the graph sets, in order. The first one differs from the mode of the capture."""
 
 
+def _program_of(module: CapturedModule, generated: Callable[..., Any]) -> _Program:
+    """Return the forward that was generated from a module's graph, with the properties of the graph."""
+    graph = module.graph
+    positions = failure.program_order(list(graph.nodes))
+    order = list(positions.values())
+    in_backward = [position for node, position in positions.items() if _is_in_backward(node)]
+    guarded = codegen if isinstance(codegen := graph._codegen, GuardedCodeGen) else None
+    results = returned(graph)
+    returns_tracked = any(map(_is_tracked, results))
+    tracks = any(node.target in TRACKERS for node in graph.nodes)
+    backends = filter(None, map(backend_of, graph.nodes))
+    set_modes = graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled)
+    return _Program(
+        generated,
+        guarded or parameters_of(generated),
+        guarded,
+        reordered=order != sorted(order),
+        reorders_backward=in_backward != sorted(in_backward),
+        compiles_backward=not all(each.keeps_weights for each in backends),
+        returns_several=len(results) > 1,
+        tracks=tracks,
+        returns_tracked=returns_tracked,
+        shares_nodes=tracks and not returns_tracked and next(own_code.running_own_code(module), None) is None,
+        grad_modes=tuple(bool(node.args[0]) for node in set_modes if node.args),
+    )
+
+
 def _is_in_backward(node: Node) -> bool:
     """Return whether backward may run through a node, in an order that the node's place in the graph decides."""
     is_local = node.op in {"call_function", "call_method", "call_module"}
@@ -484,7 +484,7 @@ def _guard(program: _Program) -> Callable[..., Any]:
                 return self._run(args, kwargs, grad_enabled=grad_enabled)
             return self._run_after(state.ahead, args, kwargs, grad_enabled=grad_enabled)
         self._follow()
-        if state.kept_code is program.generated.__code__ and _is_plain(state):
+        if state.kept_code is program.generated.__code__ and _needs_no_graph(state):
             state.graphs.original_runs(self, "nothing was adopted", args, kwargs)
             return _run_original(self, state.original, "", args, kwargs)
         runs = state.graphs.fitting(self, args, kwargs, grad_enabled=grad_enabled)
@@ -505,7 +505,7 @@ def _guard(program: _Program) -> Callable[..., Any]:
     return made
 
 
-def _is_plain(state: ModuleState) -> bool:
+def _needs_no_graph(state: ModuleState) -> bool:
     """Return whether nothing needs a graph: no variant, pipeline, recording or compiler."""
     alone = state.ahead is None and state.graphs.alone and current_recording() is None
     return alone and not is_compiled()

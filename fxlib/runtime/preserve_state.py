@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from operator import setitem
 from typing import Any, TypeVar
 
 import torch
@@ -59,7 +60,7 @@ def state_kept(module: nn.Module) -> Iterator[None]:
             if type(each) in (list, dict):
                 stack.callback(_refill, each, each.copy())
         for table, name, tensor in locations:
-            stack.callback(_put, table, name, tensor)
+            stack.callback(setitem, table, name, tensor)
         for each, training in flags:
             stack.callback(setattr, each, "training", training)
         for put in _states_of_generators(held):
@@ -156,10 +157,6 @@ def _refill(container: Any, parts: Any) -> None:
     elif [(name, id(each)) for name, each in container.items()] != [(name, id(each)) for name, each in parts.items()]:
         container.clear()
         container.update(parts)
-
-
-def _put(table: Any, name: str, tensor: torch.Tensor) -> None:
-    table[name] = tensor
 
 
 def _set_requires_grad(tensor: torch.Tensor, requires_grad: bool) -> None:

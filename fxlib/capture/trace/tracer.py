@@ -108,13 +108,8 @@ class RemoteTracer(Tracer):
         self.sizes = None if samples is None else DecidedSizes(samples, recorder.decided_by)
         recorder.use(self)
         self.tensor_attrs = {}
-        self.calls, self.rref_paths, self.leaves, self.end, self.traced_through = (
-            calls,
-            rref_paths,
-            leaves,
-            end,
-            traced_through,
-        )
+        self.calls, self.rref_paths, self.leaves = calls, rref_paths, leaves
+        self.end, self.traced_through = end, traced_through
         self.added: list[str] = []
         self._names: dict[int, str] | None = None
         self._attributes_read: set[str] = set()

@@ -53,11 +53,8 @@ class Bfloat16(GraphPass):
     @torch.no_grad()
     def run(self, module: GraphModule, context: Context) -> PassResult:
         effects = context.get(Effects)
-        steadiness, written, autocast = (
-            Steadiness(module, effects),
-            _written(effects),
-            set(under_autocast(effects.nodes)),
-        )
+        steadiness, written = Steadiness(module, effects), _written(effects)
+        autocast = set(under_autocast(effects.nodes))
         blocked = None if respects_no_grad(module) else Reason.MODE_BLOCKS
         layers, declined = list[LinearLayer](), list[Declined]()
         for node in module.graph.nodes:
