@@ -98,7 +98,7 @@ def _inline(replay: Replay, node: Node, known: dict[Node, Any], *, grad_enabled:
         return result
     raise CaptureError(
         f"the forward calls {called.name()}, which has a body of its own",
-        where=location_of(node),
+        where=_source_of(node),
         hint="Write it as plain code, or keep it out of the forward.",
     )
 
@@ -247,11 +247,11 @@ def describe(node: Node, origin: Node) -> None:
     node.meta.update({key: origin.meta[key] for key in _KEPT if key in origin.meta})
     if trace := node.meta.get("stack_trace"):
         node.meta["stack_trace"] = trace.partition(_OWN_FRAME)[0]
-    if place := location_of(origin):
+    if place := _source_of(origin):
         node.meta["source"] = place
 
 
-def location_of(node: Node) -> str:
+def _source_of(node: Node) -> str:
     """Return file:line of the user's innermost statement that made a node, or "" if there is none."""
     frames = _FRAME.findall((node.meta.get("stack_trace") or "").partition(_OWN_FRAME)[0])
     return "{}:{}".format(*frames[-1]) if frames else ""

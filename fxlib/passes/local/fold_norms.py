@@ -29,6 +29,7 @@ from fxlib.passes.infra.folded_values import LAYERS_AS_FUNCTIONS, as_function, b
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.guards.folded_weights import RANK
 from fxlib.runtime.submodules import submodule
+from fxlib.utils.text import location_of
 
 Folded = tuple[torch.Tensor, torch.Tensor]
 """Weight and bias."""
@@ -204,7 +205,7 @@ class _Search:
         self._ranks = ranks_of(module, effects)
         self._by_result: dict[Node, Chain] = {}
         self._waiting: dict[Node, Norm] = {}
-        self._gradients = None if respects_no_grad(module) else Reason.MODE_BLOCKS
+        self._blocked = None if respects_no_grad(module) else Reason.MODE_BLOCKS
         self.chains: list[Chain] = []
         self.declined: list[Declined] = []
         self.assumed: dict[Node, int] = {}
@@ -255,7 +256,7 @@ class _Search:
 
     def _hindered(self, chain: Chain, norm: Norm, channels: int) -> bool:
         """Return whether the norm may not become part of the layer, and record why."""
-        reason = self._gradients or self._unsteady(chain, norm) or self._other_dimension(chain.layer, norm, channels)
+        reason = self._blocked or self._unsteady(chain, norm) or self._other_dimension(chain.layer, norm, channels)
         if reason is not None:
             self._decline(norm.node, reason, f"{norm.mean.tensor.numel()} against {channels}")
         return reason is not None
@@ -267,7 +268,7 @@ class _Search:
             if each.tensor.is_meta:
                 raise PassError(
                     f"needs the values of {each.name}, and they are missing",
-                    where=location_text(norm.node),
+                    where=location_of(norm.node),
                     hint="Load the weights first, or send them along.",
                 )
         if any(map(torch.Tensor.is_inference, tensors)) or not counts_updates(self._module, norm):
@@ -288,7 +289,7 @@ class _Search:
         if known == layer.rank and not fits and not broadcast:
             raise PassError(
                 f"the norm has {norm.mean.tensor.numel()} channels, and the layer beside it {channels}",
-                where=location_text(norm.node),
+                where=location_of(norm.node),
                 hint="The model cannot run as it is.",
             )
         if not fits or broadcast or known not in (None, layer.rank):
@@ -306,9 +307,3 @@ class _Search:
 
     def _decline(self, node: Node, reason: Reason, detail: str = "") -> None:
         self.declined.append(Declined(node=node.name, reason=reason, detail=detail))
-
-
-def location_text(node: Node) -> str:
-    """Return where a node is: its name, the module's path, and the line of the model."""
-    path = [str(node.target)] if node.op == "call_module" else []
-    return ", ".join([node.name, *path, *([str(node.meta["source"])] if "source" in node.meta else [])])

@@ -471,7 +471,7 @@ def test_shapes_that_do_not_fit_are_an_error_that_says_where() -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(6)).eval()
     graph = fxlib.capture(model)
     before = graph.code
-    with pytest.raises(PassError, match=r"_1, 1.*6 channels, and the layer beside it 8"):
+    with pytest.raises(PassError, match=r"node '_1'.*6 channels, and the layer beside it 8"):
         recipes.apply(graph, recipes.from_passes([("fold_norms", {})]))
     assert graph.code == before
 
