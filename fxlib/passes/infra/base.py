@@ -107,9 +107,7 @@ class Context:
         return Costs.of(self.module, self.profile)
 
     def _forget_if_changed(self) -> None:
-        nodes: list[tuple[object, ...]] = [
-            (node, node.target, node.args, node.kwargs) for node in self.module.graph.nodes
-        ]
+        nodes = _nodes(self.module)
         if nodes != self._nodes:
             self._kept.clear()
             self._nodes = nodes

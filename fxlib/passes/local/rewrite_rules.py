@@ -384,11 +384,9 @@ class Legality:
             if (reason := self._motion.unfit(node)) is not None:
                 return _declined(match, reason, node.name)
         within = next((each for each in match.values if each in nodes), None)
-        return (
-            None
-            if within is None
-            else _declined(match, Reason.USED_OUTSIDE, f"{within.name}, which is also an input of it")
-        )
+        if within is None:
+            return None
+        return _declined(match, Reason.USED_OUTSIDE, f"{within.name}, which is also an input of it")
 
     def _misplaced(self, match: Match, rule: Rule) -> Declined | None:
         """Return why the work of the match cannot all run at one position."""
