@@ -23,7 +23,6 @@ from types import FrameType
 from typing import Any
 
 from torch.distributed import rpc
-from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
 from fxlib import batch
 from fxlib.errors import ContractError
@@ -32,7 +31,7 @@ from fxlib.runtime.ahead import Rider
 from fxlib.runtime.ops import operators
 from fxlib.runtime.ops.batches import is_refusal, tell_of_refusal
 from fxlib.runtime.ops.timeline import Recording
-from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, in_own_time
+from fxlib.runtime.tracking.flow_control import DEADLINES, NO_LIMIT, in_own_time, own_timeout
 from fxlib.runtime.tracking.forward_context import Tracked
 from fxlib.spec.contract import Contract, contract_of
 
@@ -377,8 +376,7 @@ def _in_order(chain: Sequence[Push]) -> batch.Call:
 
 def _limit_s(chain: Sequence[Push]) -> float:
     """Return the time limit of each push, in seconds; if the limits differ, only the message has one."""
-    default = float(rpc.get_rpc_timeout())
-    limits = {_own_limit(push.call.timeout_s, default) for push in chain}
+    limits = {own_timeout(each) for each in {push.call.timeout_s for push in chain}}
     return limits.pop() if len(limits) == 1 else NO_LIMIT
 
 
@@ -388,19 +386,14 @@ def _limit_of(chains: Sequence[Sequence[Push]]) -> float:
     If chains run side by side, as many at a time as a server has threads, one more round is added: the first ones may
     run one after another or on few threads, until one has lasted long.
     """
-    default = float(rpc.get_rpc_timeout())
     timeouts = {push.call.timeout_s for chain in chains for push in chain}
-    own = {each: _own_limit(each, default) for each in timeouts}
+    own = {each: own_timeout(each) for each in timeouts}
     if NO_LIMIT in own.values():
         return NO_LIMIT
     rounds = 1 if len(chains) == 1 else 1 + math.ceil(len(chains) / batch.THREADS)
     if len(own) == 1:
         return rounds * max(map(len, chains)) * own.popitem()[1]
     return rounds * max([sum([own[push.call.timeout_s] for push in chain]) for chain in chains])
-
-
-def _own_limit(timeout_s: float | None, default_s: float) -> float:
-    return default_s if timeout_s is None or timeout_s == UNSET_RPC_TIMEOUT else float(timeout_s)
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

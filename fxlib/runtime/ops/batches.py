@@ -11,14 +11,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.distributed import rpc
-from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
 from fxlib import batch
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.runtime import functions
 from fxlib.runtime.dynamo import outside_of_dynamo
 from fxlib.runtime.ops.operators import Future, call_now, is_this_process, server_name
-from fxlib.runtime.tracking.flow_control import DEADLINES, in_own_time
+from fxlib.runtime.tracking.flow_control import DEADLINES, in_own_time, own_timeout
 from fxlib.runtime.tracking.forward_context import THREAD, current_flow_control, received
 
 NamedCall: TypeAlias = tuple[str, tuple[Any, ...], Mapping[str, Any]]
@@ -165,14 +164,14 @@ def _admitted(to: Any, calls: Sequence[NamedCall], timeout: float | None, batche
 
 def _start(to: Any, calls: Sequence[NamedCall], timeout: float | None, batched_by: str | None) -> Future:
     found = [(functions.resolve(name), args, kwargs) for name, args, kwargs in calls]
-    own = rpc.get_rpc_timeout() if timeout is None or timeout == UNSET_RPC_TIMEOUT else timeout
-    server, total = server_name(to), float(own) * len(calls)
+    own = own_timeout(timeout)
+    server, total = server_name(to), own * len(calls)
     turns = len(calls) if batched_by == IN_ORDER else min(_patience(to, calls), len(calls))
-    limit = DEADLINES.deadline(server, float(own) * turns)
+    limit = DEADLINES.deadline(server, own * turns)
     function: Callable[..., Any]
     args: tuple[Any, ...]
     if batched_by == IN_ORDER:
-        function, args = batch.run_in_order, (found, float(own))
+        function, args = batch.run_in_order, (found, own)
     elif batched_by is None:
         function, args = batch.run, (found,)
     else:

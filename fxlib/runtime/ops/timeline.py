@@ -47,12 +47,12 @@ class Recording:
         """The timeline recorded so far: spans in the order of their starts, in seconds from the recording's start."""
         with self._lock:
             spans = sorted(self._spans, key=lambda span: span.start_s)
-        return Timeline(spans=tuple(spans), step_s=self._now() if self._step_s is None else self._step_s)
+        return Timeline(spans=tuple(spans), step_s=self.now_s if self._step_s is None else self._step_s)
 
     @contextmanager
     def span(self, kind: str, name: str = "", to: str = "") -> Iterator[None]:
         """Record the block as one span, such as "backward" or "optimizer"."""
-        start = self._now()
+        start = self.now_s
         try:
             yield
         finally:
@@ -60,24 +60,24 @@ class Recording:
 
     def note(self, kind: str, name: str, to: str, start_s: float) -> None:
         """Record a span that ends now."""
-        end = self._now()
+        end = self.now_s
         with self._lock:
             if self._step_s is None:
                 self._spans.append(Span(kind=kind, name=name, to=to, start_s=start_s, end_s=end))
 
     def begin_flight(self, name: str, to: str, kind: str = "in_flight") -> Callable[[], None]:
         """Begin a span in flight; the function that is returned ends it, and may be called on any thread."""
-        start = self._now()
+        start = self.now_s
         return lambda: self.note(kind, name, to, start)
 
     @property
     def now_s(self) -> float:
-        """Return the seconds since the recording's start."""
-        return self._now()
+        """The seconds since the recording's start."""
+        return time.perf_counter() - self._start
 
     def finish(self) -> None:
         """Fix the length of the step."""
-        self._step_s = self._now()
+        self._step_s = self.now_s
 
     def instrument(self, module: GraphModule, generated: Callable[..., Any]) -> Callable[..., Any]:
         """Return `generated` with its calls, issues and waits timed under their names in `module`'s graph."""
@@ -99,7 +99,7 @@ class Recording:
             node = next(each for each in nodes if each.target is operator)
             nodes.remove(node)
             name, to = call_name(node), reached(node, args, kwargs)
-            start = self._now()
+            start = self.now_s
             with self.span(role, name, to):
                 result = run(*args, **kwargs)
             if role == "issue" and not getattr(result, "ran_ahead", False):
@@ -121,9 +121,6 @@ class Recording:
         if (flight := self._in_flight.pop(key, None)) is not None:
             for name in flight.names:
                 self.note("in_flight", name, flight.to, flight.start_s)
-
-    def _now(self) -> float:
-        return time.perf_counter() - self._start
 
 
 class _Thread(threading.local):
