@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
@@ -19,6 +19,8 @@ from fxlib.runtime.failure import program_order
 from fxlib.runtime.lowering import BACKEND
 from fxlib.runtime.submodules import TABLES, local_modules
 
+VALUE_KEYS: Final = ("val", "tensor_meta")
+"""Keys of a node's `meta` that describe its value: dtype, shape and strides."""
 _WIDE = 32
 """Nodes with more inputs get their new ones together, since replacing a single input costs as much as all of them."""
 
@@ -101,6 +103,12 @@ def splice(graph: Graph, snippet: Snippet, inputs: Mapping[Node, Any], *, before
             copied[node] = made = graph.create_node(node.op, node.target, args, kwargs)
             made.meta.update(model_position(like))
     return [copied[each] for each in snippet.outputs], [copied[each] for each in snippet.nodes]
+
+
+def forget_value(node: Node) -> None:
+    """Drop from a node's metadata what describes a value that it has no more."""
+    for key in VALUE_KEYS:
+        node.meta.pop(key, None)
 
 
 def model_position(node: Node) -> dict[str, Any]:

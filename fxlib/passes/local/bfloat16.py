@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final
 
 import torch
 from torch.fx import GraphModule, Node
@@ -17,14 +16,11 @@ from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.layers import LinearLayer, Steadiness, is_relu, linear_layer_of, only_user, under_autocast
 from fxlib.analysis.operators.arguments import arguments_of, replace_arguments
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.edit import model_position
+from fxlib.passes.infra.edit import forget_value, model_position
 from fxlib.passes.infra.folded_values import LAYERS_AS_FUNCTIONS, as_function, become, hold, read, sweep
 from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.lowering import ASSERTION
-
-_VALUES: Final = ("val", "tensor_meta")
-"""Keys of a node's `meta` that hold its value's dtype."""
 
 
 @register_pass(
@@ -116,8 +112,7 @@ def _rewrite(module: GraphModule, layer: LinearLayer) -> tuple[Node, Node]:
     _stand_behind(node, wide)
     for each in (narrow, wide):
         each.meta.update(model_position(node))
-    for key in _VALUES:
-        node.meta.pop(key, None)
+    forget_value(node)
     return narrow, wide
 
 
@@ -160,8 +155,7 @@ def _hand_on(
             wide.args = (behind,)
             writing |= writers[behind]
             relus.add(behind)
-            for key in _VALUES:
-                behind.meta.pop(key, None)
+            forget_value(behind)
         for user in [each for each in wide.users if each in narrowing and writing <= relus]:
             user.replace_all_uses_with(wide.all_input_nodes[0])
             module.graph.erase_node(user)

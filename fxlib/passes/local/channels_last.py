@@ -28,6 +28,7 @@ from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.arguments import replace_arguments
 from fxlib.analysis.operators.schemas import OperatorFacts, attribute
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.edit import forget_value
 from fxlib.passes.infra.folded_values import (
     CHANNELS_LAST,
     LAYERS_AS_FUNCTIONS,
@@ -42,9 +43,6 @@ from fxlib.passes.infra.introduced import Introduced
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime.guards.folded_weights import RANK
 from fxlib.runtime.submodules import submodule
-
-_SHAPES = ("val", "tensor_meta")
-"""Keys of metadata that hold strides."""
 
 
 @register_pass(
@@ -85,8 +83,7 @@ def _convert(module: GraphModule, region: Region, held: dict[object, str]) -> No
         for user in users:
             user.replace_input_with(value, _plain(module.graph, value, user))
     for each in region.nodes:
-        for key in _SHAPES:
-            each.meta.pop(key, None)
+        forget_value(each)
         each.meta[CHANNELS_LAST] = True
     for layer in region.entries:
         layer.node.replace_input_with(layer.input, _last(module.graph, layer.input, layer.node))
@@ -203,7 +200,7 @@ class _Growth:
         self._ranks = ranks_of(module, effects)
         self._aliased = _aliased(effects)
         self._in_default_order = in_default_order(module, effects)
-        self._respects_no_grad = respects_no_grad(module)
+        self._blocked = None if respects_no_grad(module) else Reason.MODE_BLOCKS
         self._region_of: dict[Node, Region] = {}
         self._joined: dict[Region, Region] = {}
         self.declined: list[Declined] = []
@@ -245,8 +242,8 @@ class _Growth:
 
     def _refusal(self, layer: LinearLayer) -> Reason | None:
         tensors = [each.tensor for each in (layer.weight, layer.bias) if each is not None]
-        if not self._respects_no_grad:
-            return Reason.MODE_BLOCKS
+        if self._blocked is not None:
+            return self._blocked
         if any(each.is_inference() for each in tensors):
             return Reason.WEIGHT_UNCOUNTED
         if self._effects.aliases.of(layer.node) in self._aliased:
@@ -354,12 +351,13 @@ def in_default_order(module: GraphModule, effects: Effects) -> set[Node]:
     """Return the nodes whose values are in the default order, as far as is known, in one pass over the program."""
     found: set[Node] = set()
     for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
-        if _is_made_contiguous(node) or (_is(module, node, behaviour) and found.issuperset(node.all_input_nodes)):
+        keeps = _keeps_default_order(module, node, behaviour) and found.issuperset(node.all_input_nodes)
+        if keeps or _is_made_contiguous(node):
             found.add(node)
     return found
 
 
-def _is(module: GraphModule, node: Node, behaviour: Behaviour) -> bool:
+def _keeps_default_order(module: GraphModule, node: Node, behaviour: Behaviour) -> bool:
     """Return whether a node's value is in the default order if its inputs are."""
     if behaviour.part is Part.INPUT:
         return True

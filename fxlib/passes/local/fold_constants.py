@@ -24,6 +24,7 @@ from fxlib.analysis.layers import Steadiness, Weight, under_autocast
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.analysis.operators.schemas import OperatorFacts
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, Preserves, register_pass
+from fxlib.passes.infra.edit import VALUE_KEYS
 from fxlib.passes.infra.folded_values import hold, read, sweep
 from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
@@ -88,7 +89,7 @@ class FoldConstants(GraphPass):
 def _hold(module: GraphModule, node: Node, constant: Constant) -> None:
     name = hold(module, f"{node.name}.folded", constant.value)
     value = read(module, name, constant.sources, node)
-    value.meta |= {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
+    value.meta |= {key: node.meta[key] for key in VALUE_KEYS if key in node.meta}
     node.replace_all_uses_with(value)
 
 

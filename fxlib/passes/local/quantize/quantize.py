@@ -23,7 +23,7 @@ from fxlib.analysis.layers import LinearLayer, Steadiness, linear_layer_of, unde
 from fxlib.analysis.norms import scales_and_shifts
 from fxlib.analysis.operators.arguments import arguments_of
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
-from fxlib.passes.infra.edit import model_position, working_copy
+from fxlib.passes.infra.edit import forget_value, model_position, working_copy
 from fxlib.passes.infra.folded_values import CHANNELS_LAST, FunctionCall, become, hold, read, sweep
 from fxlib.passes.infra.introduced import Introduced
 from fxlib.passes.local.quantize.levels import Levels, Link, Plan, Seen, ValueRange, pair_of
@@ -36,8 +36,6 @@ from fxlib.spec.workload import MAX_CALIBRATION, LayerRange
 from fxlib.utils.compare import largest_error
 
 _OPERATORS = torch.ops.fxlib
-_VALUES = ("val", "tensor_meta")
-"""Keys of a node's `meta` that hold its value's dtype."""
 _LEAST_VALUES = 100
 """Minimum number of observed values: the next value of the same distribution is outside their range with probability
 2 in 101."""
@@ -555,8 +553,7 @@ class Rewriting:
 
     def _hand_on(self, work: Link, node: Node) -> None:
         """Give levels to the users that take them, and the numbers they stand for to all others."""
-        for key in _VALUES:
-            node.meta.pop(key, None)
+        forget_value(node)
         takers = {self._at[each] for each in self._plan.takers[work.end]}
         others = [user for user in node.users if user not in takers]
         if not others:

@@ -41,12 +41,11 @@ from fxlib.analysis.operators.in_place import (
 )
 from fxlib.analysis.operators.layouts import Layout, layout_of, of_tensor
 from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pass
+from fxlib.passes.infra.edit import VALUE_KEYS
 from fxlib.passes.infra.introduced import Introduced
 from fxlib.passes.local.reinplace.lifetimes import Lifetimes, Location, Locations, makes_views
 from fxlib.reasons import Declined, Reason
 from fxlib.runtime import CapturedModule
-
-_SHAPES = ("val", "tensor_meta")
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -115,14 +114,14 @@ def _store(graph: Graph, scatter: Node) -> None:
         region = graph.call_function(view, (into, *rest), dict(scatter.kwargs))
         copied = graph.call_function(torch.ops.aten.copy_.default, (region, part))
     for made in (region, copied):
-        made.meta = {name: value for name, value in scatter.meta.items() if name not in _SHAPES}
+        made.meta = {name: value for name, value in scatter.meta.items() if name not in VALUE_KEYS}
         _lie_as(made, part)
 
 
 def _lie_as(node: Node, other: object) -> None:
     """Record that a node's value has the shape and strides of another's from now on."""
     assert isinstance(other, Node), node  # noqa: S101 - no other step is planned
-    for name in _SHAPES:
+    for name in VALUE_KEYS:
         node.meta.pop(name, None)
         if name in other.meta:
             node.meta[name] = other.meta[name]
