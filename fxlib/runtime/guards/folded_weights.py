@@ -9,11 +9,12 @@ which a pass relied. A captured module checks both before each forward, and runs
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -94,6 +95,19 @@ class Mark:
         return copied if held and not self.memory.expired() else replace(copied, version=_GONE)
 
 
+class _Watched(NamedTuple):
+    """Marks of weights, and the places of these, in columns that a few loops in C compare."""
+
+    tables: Sequence[dict[str, Any]]
+    names: Sequence[str]
+    tensors: Sequence[torch.Tensor]
+    versions: list[int]
+    addresses: list[int]
+    storages: Sequence[Any]
+    statistics: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    """Tensors of which torch counts no writes, with the values that they had."""
+
+
 class WeightAssumptions:
     """The assumptions of one module's graph, and marks of the weights from which its values were computed."""
 
@@ -103,7 +117,7 @@ class WeightAssumptions:
         self._weights: tuple[str, ...] = ()
         self._ranks: dict[str, int] = {}
         self._integer = self._narrow = False
-        self._watched: tuple[Sequence[Any], ...] | None = None
+        self._watched: _Watched | None = None
 
     @property
     def on_weights(self) -> bool:
@@ -147,16 +161,17 @@ class WeightAssumptions:
         """Return in words what has become of the weights on which the graph relies; empty if nothing has."""
         if not self._weights:
             return ""
-        tables, names, tensors, versions, addresses, storages, statistics = self._watched or self._watch(module)
-        now: list[Any] = list(map(dict.get, tables, names))
-        if not all(map(is_, now, tensors)):
+        watched = self._watched or self._watch(module)
+        now: list[Any] = list(map(dict.get, watched.tables, watched.names))
+        if not all(map(is_, now, watched.tensors)):
             return "weights from which it was computed were replaced: optimize the model again"
-        moved = any(map(torch.UntypedStorage._expired, storages)) or list(map(torch.Tensor.data_ptr, now)) != addresses
-        if moved or _versions(now) != versions or not all(_is_still(tensor, was) for tensor, was in statistics):
+        expired = any(map(torch.UntypedStorage._expired, watched.storages))
+        moved = expired or list(map(torch.Tensor.data_ptr, now)) != watched.addresses
+        if moved or _versions(now) != watched.versions or not all(itertools.starmap(_is_still, watched.statistics)):
             return "weights from which it was computed have changed: optimize the model again"
         if (self._integer or self._narrow) and torch.is_autocast_enabled("cpu"):
             return "autocast is on, and layers that run on int8 or bfloat16 weights know no other dtype"
-        recorded = grad_enabled and (self._integer or any(each.requires_grad for each in tensors))
+        recorded = grad_enabled and (self._integer or any(each.requires_grad for each in watched.tensors))
         return "gradients are recorded" if recorded else ""
 
     def misfit(self, arguments: Mapping[str, object]) -> str:
@@ -183,19 +198,19 @@ class WeightAssumptions:
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightAssumptions:
         return self.copied(memo)
 
-    def _watch(self, module: nn.Module) -> tuple[Sequence[Any], ...]:
+    def _watch(self, module: nn.Module) -> _Watched:
         locations = [_location(module, name) for name in self._weights]
         marks = [self._noted[name] for name in self._weights]
-        self._watched = (
-            [table for table, _ in locations],
-            [name for _, name in locations],
-            [mark.tensor for mark in marks],
-            [mark.version for mark in marks],
-            [mark.address for mark in marks],
-            [mark.memory.cdata for mark in marks],
-            [(mark.tensor, mark.values) for mark in marks if mark.values is not None],
+        self._watched = watched = _Watched(
+            tables=[table for table, _ in locations],
+            names=[name for _, name in locations],
+            tensors=[mark.tensor for mark in marks],
+            versions=[mark.version for mark in marks],
+            addresses=[mark.address for mark in marks],
+            storages=[mark.memory.cdata for mark in marks],
+            statistics=[(mark.tensor, mark.values) for mark in marks if mark.values is not None],
         )
-        return self._watched
+        return watched
 
 
 def _kept_by_backend(module: GraphModule, node: Node) -> tuple[str, ...]:
