@@ -32,6 +32,8 @@ _Option: TypeAlias = tuple[Way | None, bool]
 
 
 class _Run(NamedTuple):
+    """Steps that make their reads in one way and at one depth, and are timed together."""
+
     option: _Option
     depth: int
 

@@ -86,6 +86,8 @@ class _Same:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Container:
+    """The class of a container, the keys of a dict, and the parts, as they were noted."""
+
     kind: type
     keys: tuple[Any, ...] | None
     parts: tuple[Any, ...]

@@ -56,6 +56,8 @@ class _Call(NamedTuple):
 
 
 class _Thread(threading.local):
+    """The watches of the forwards that each thread runs."""
+
     def __init__(self) -> None:
         self.watch: _Watch | None = None
         self.open: list[tuple[Any, _Watch | None]] = []

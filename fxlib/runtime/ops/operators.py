@@ -229,6 +229,8 @@ def _own_name() -> str:
 
 
 class _Agent(threading.local):
+    """The RPC agent that each thread has asked for the name of this process, and the name."""
+
     known: weakref.ref[Any] | None = None
     name: str = ""
 

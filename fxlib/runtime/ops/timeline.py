@@ -27,6 +27,8 @@ BLOCKED = frozenset(("call", "wait"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
+    """The calls of one message between its issue and its answer."""
+
     names: tuple[str, ...]
     to: str
     start_s: float
@@ -124,6 +126,8 @@ class Recording:
 
 
 class _Thread(threading.local):
+    """The recording that each thread makes."""
+
     recording: Recording | None = None
 
 

@@ -210,6 +210,8 @@ def _tracked(
 
 
 class _Take(torch.autograd.Function):
+    """The node: it returns tensors as they are, and its backward delivers their gradients."""
+
     @override
     @staticmethod
     def forward(

@@ -45,6 +45,8 @@ InFlight = TypeVar("InFlight", bound=Future)
 
 @dataclass(slots=True)
 class _Call:
+    """A call in flight, and the bytes that it counts for."""
+
     function: str
     size: int
     future: Future
@@ -52,6 +54,8 @@ class _Call:
 
 @dataclass(slots=True)
 class _Server:
+    """The calls in flight to one server, in the order of their issues, and the bytes of them all."""
+
     calls: deque[_Call] = field(default_factory=deque)
     size: int = 0
 

@@ -139,6 +139,8 @@ class ForwardContext:
 
 
 class _Thread(threading.local):
+    """The innermost forward that each thread runs."""
+
     forward: ForwardContext | None = None
 
 

@@ -193,6 +193,8 @@ def _plan(module: GraphModule, *, recording: bool, distinct_inputs: bool) -> _Pl
 
 
 class _Planner:
+    """One walk over a graph, which decides on each operator in turn."""
+
     def __init__(self, module: GraphModule, *, recording: bool, distinct_inputs: bool) -> None:
         self._nodes = list(module.graph.nodes)
         self._autocast = set(under_autocast(self._nodes))
