@@ -1,30 +1,24 @@
 """Yield the loop's own batches, in their order, while the calls of the next ones are in flight.
 
-A batch is pulled before the loop asks for it if nobody can notice; the result of a pull is kept until the loop asks.
+`Puller` brings the batches; the result of a pull is kept until the loop asks for it.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
-import random
-import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import nn
 from torch.fx.graph import _PyTreeCodeGen
-from torch.utils import _pytree as pytree
-from torch.utils import data
 
 from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline.entry import Entry
 from fxlib.pipeline.module_ahead import ModuleAhead, ahead_of, captured_in
+from fxlib.pipeline.puller import Pulled, Puller, why_not_ahead
 from fxlib.pipeline.reused_memory import still_as_they_are
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.pushes import uninterrupted
@@ -32,168 +26,8 @@ from fxlib.runtime.tracking.flow_control import tensor_bytes
 from fxlib.spec.inputs import Batch
 
 B = TypeVar("B")
-_SEQUENCES = (list, tuple, range)
-"""Types whose items can be taken before the loop asks for them; a list is looked at once more then."""
-_SAMPLERS = (data.RandomSampler, data.SequentialSampler, data.DistributedSampler, data.SubsetRandomSampler)
-"""Samplers that draw when their iterator is made and, if they were given a generator, once more at their end."""
 Inputs = Callable[[Any], Any]
 """A function that maps a batch to the module's arguments: a tuple, a dict by name, a `fxlib.Batch`, or a single one."""
-
-
-@dataclass(slots=True, eq=False)
-class _Pulled(Generic[B]):
-    """The result of one `next` of the loader: a batch, or the exception raised instead, which may be StopIteration."""
-
-    batch: B | None = None
-    error: Exception | None = None
-    index: int = -1
-    """Its index in a list."""
-    entry: Any = None
-    """The calls that were made ahead for the batch; None if there are none."""
-    was_tried: bool = False
-    """Whether there was an attempt to make calls for it."""
-
-
-def _why_not_ahead(loader: object) -> str:
-    """Return why the batches of a loader may not be pulled before the loop asks for them; empty if they may.
-
-    They may if a pull can neither draw from this process's generators nor read anything that the loop changes.
-    """
-    if type(loader) in _SEQUENCES:
-        return ""
-    if not isinstance(loader, data.DataLoader) or not _pulls_as_torch_does(type(loader)):
-        return f"nothing is known of what a {type(loader).__name__} does when it is asked for a batch"
-    if loader.num_workers == 0:
-        return "the loader has no worker processes, and may draw from this process's generators"
-    if loader.persistent_workers and type(loader.dataset) is not data.TensorDataset:
-        return "its workers outlive the epoch, and a batch pulled in vain, as before a break, changes what they draw"
-    return _why_not_sampled_ahead(loader)
-
-
-def _why_not_sampled_ahead(loader: data.DataLoader[Any]) -> str:
-    """Return why indices may not be asked for before the loop asks for their batch; empty if they may."""
-    batches = loader.batch_sampler
-    samplers = [loader.sampler, getattr(batches, "sampler", loader.sampler)]
-    known = (*_SAMPLERS, *_samplers_of_torchdata())
-    if type(batches) not in (data.BatchSampler, type(None), *known):
-        return f"nothing is known of what a {type(batches).__name__} does when it is asked for indices"
-    if isinstance(loader.dataset, data.IterableDataset):
-        return ""
-    for each in samplers:
-        if type(each) not in known:
-            return f"nothing is known of what a {type(each).__name__} does when it is asked for an index"
-        if _draws_again(each):
-            return f"a {type(each).__name__} draws again and again from its generator, which the loop may use, too"
-    return ""
-
-
-def _pulls_as_torch_does(kind: type) -> bool:
-    """Return whether a class of loaders has the methods of torch's own, or of torchdata's, that bring its batches."""
-    stateful: Any = sys.modules.get("torchdata.stateful_dataloader")
-    kinds = [data.DataLoader, *([] if stateful is None else [stateful.StatefulDataLoader])]
-    bring = ("__iter__", "_get_iterator")
-    return any(all(getattr(kind, name) is getattr(each, name) for name in bring) for each in kinds)
-
-
-def _draws_again(sampler: Any) -> bool:
-    """Return whether a sampler draws from a generator that it was given whenever it has handed out some indices."""
-    if getattr(sampler, "generator", None) is None or not hasattr(sampler, "replacement"):
-        return False
-    return sampler.replacement or sampler.num_samples > len(sampler.data_source)
-
-
-def _pulls_before_the_end(loader: object) -> float:
-    """Return how many batches may be pulled before the sampler comes to its end, where torch's draws once more.
-
-    It is infinite unless the sampler was given a generator, from which the loop may draw, too.
-    """
-    if not isinstance(loader, data.DataLoader):
-        return math.inf
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    if getattr(sampler, "generator", None) is None:
-        return math.inf
-    return len(loader) - loader.num_workers * (loader.prefetch_factor or 0) - 1
-
-
-def _samplers_of_torchdata() -> tuple[type, ...]:
-    """Return the samplers of a `StatefulDataLoader`, which draw from generators of their own; none if none was made."""
-    module: Any = sys.modules.get("torchdata.stateful_dataloader.sampler")
-    return () if module is None else (module.BatchSampler, module.RandomSampler, module.StatefulDistributedSampler)
-
-
-class _Puller(Generic[B]):
-    """Pulls batches from one iterator, on the caller's thread.
-
-    Attributes:
-        ahead: whether batches may be pulled before the loop asks for them.
-        is_stated: whether that is so because the caller states it, and not by what the loader is.
-    """
-
-    def __init__(self, loader: Iterable[B], *, ahead: bool) -> None:
-        self._iterator: Iterator[B] = iter(loader)
-        self._may_draw = type(loader) not in _SEQUENCES
-        self._list: list[B] | None = loader if type(loader) is list else None
-        self._next = 0
-        self.ahead = ahead
-        self.is_stated = ahead and bool(_why_not_ahead(loader))
-        self._pulled = 0
-        """Number of batches that were pulled."""
-        self._before_the_end = _pulls_before_the_end(loader)
-
-    def may_pull_early(self) -> bool:
-        """Return whether the next batch may be pulled before the loop asks for it, as far as is known by now."""
-        return self.ahead and self._pulled < self._before_the_end
-
-    def pull(self, *, early: bool = False) -> _Pulled[B]:
-        """Return the iterator's next batch or exception.
-
-        Args:
-            early: whether this happens before the loop asks for it. Once an early pull draws from a generator, no
-                further batch is pulled early.
-        """
-        if self._list is not None:
-            return self._item(self._list)
-        before = _generators() if early and self._may_draw else None
-        try:
-            found = _Pulled(batch=next(self._iterator))
-        except Exception as error:  # noqa: BLE001 - raised where the loop asks for the batch
-            found = _Pulled(error=error)
-        self._pulled += 1
-        if before is not None and before != _generators():
-            self.ahead = False
-            warnings.warn(
-                "the loader draws from this process's random generators, so its batches are no longer pulled ahead: "
-                "what the model draws may differ from a plain loop by then. Give the loader a generator of its own.",
-                FxlibWarning,
-                stacklevel=4,
-            )
-        return found
-
-    def _item(self, held: list[B]) -> _Pulled[B]:
-        if self._next >= len(held):
-            return _Pulled(error=StopIteration())
-        self._next += 1
-        return _Pulled(batch=held[self._next - 1], index=self._next - 1)
-
-    def as_asked_for(self, pulled: _Pulled[B]) -> _Pulled[B]:
-        """Return what the plain loop gets where it asks for a batch: a list may have changed since that was pulled."""
-        if self._list is None or self._is_still(pulled, self._list):
-            return pulled
-        self._next = pulled.index if pulled.error is None else self._next
-        return self._item(self._list)
-
-    def _is_still(self, pulled: _Pulled[B], held: list[B]) -> bool:
-        if pulled.error is not None:
-            return self._next >= len(held)
-        return pulled.index < len(held) and held[pulled.index] is pulled.batch
-
-
-def _generators() -> tuple[object, ...]:
-    """Return the states of the processor's generators in this process that a loader may draw from."""
-    numpy = sys.modules.get("numpy")
-    own = None if numpy is None else numpy.random.get_state(legacy=False)
-    of_numpy = [each.tobytes() if hasattr(each, "tobytes") else each for each in pytree.tree_leaves(own)]
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), of_numpy
 
 
 def _steps_stale(stale: object) -> int:
@@ -308,9 +142,9 @@ class Pipeline(Generic[B]):
         self._defer_pushes = defer_pushes
         self._trainers = trainers
         self._stale = _steps_stale(stale)
-        self._used: dict[ModuleAhead, list[_Pulled[B]]] = {}
+        self._used: dict[ModuleAhead, list[Pulled[B]]] = {}
         """The modules of the epoch for which calls are made ahead, each with the batches of these calls."""
-        self.why_not_ahead = "" if ahead else _why_not_ahead(loader)
+        self.why_not_ahead = "" if ahead else why_not_ahead(loader)
         self.taken = self.unused = 0
         self.staleness = Counter[int]()
         self._unknown: Exception | None = None
@@ -329,7 +163,7 @@ class Pipeline(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         """Begin an epoch: the loader's iterator is made here, on the caller's thread."""
-        return _Epoch(self._turns(_Puller(self._loader, ahead=not self.why_not_ahead)))
+        return _Epoch(self._turns(Puller(self._loader, ahead=not self.why_not_ahead)))
 
     def state_dict(self) -> Any:
         """Return the loader's state as of the last batch that was yielded, after its pushes were answered.
@@ -358,9 +192,9 @@ class Pipeline(Generic[B]):
             raise FxlibError(f"a {type(self._loader).__name__} has no {name}", where="fxlib.pipeline")
         return self._loader
 
-    def _turns(self, puller: _Puller[B]) -> Generator[_Pulled[B], None, None]:
+    def _turns(self, puller: Puller[B]) -> Generator[Pulled[B], None, None]:
         """Yield what the loop asks for: batches, and exceptions of the loader."""
-        queue: deque[_Pulled[B]] = deque()
+        queue: deque[Pulled[B]] = deque()
         states: deque[Any] = deque()
         keeps_state = hasattr(self._loader, "state_dict")
 
@@ -403,7 +237,7 @@ class Pipeline(Generic[B]):
             self._close(used)
 
     @staticmethod
-    def _due(puller: _Puller[B], queue: deque[_Pulled[B]], used: Mapping[ModuleAhead, list[_Pulled[B]]]) -> _Pulled[B]:
+    def _due(puller: Puller[B], queue: deque[Pulled[B]], used: Mapping[ModuleAhead, list[Pulled[B]]]) -> Pulled[B]:
         """Return the batch that the loop asks for; if that is not the one that was pulled, forget all that were."""
         pulled = queue.popleft()
         current = puller.as_asked_for(pulled)
@@ -414,7 +248,7 @@ class Pipeline(Generic[B]):
             queue.clear()
         return current
 
-    def _may_follow(self, queue: Sequence[_Pulled[B]]) -> bool:
+    def _may_follow(self, queue: Sequence[Pulled[B]]) -> bool:
         """Return whether there may be a batch behind those that were pulled, and the memory for it."""
         if not queue:
             return True
@@ -422,7 +256,7 @@ class Pipeline(Generic[B]):
         has_room = limit is None or sum(tensor_bytes(each.batch) for each in queue) < limit
         return has_room and queue[-1].error is None
 
-    def _close(self, used: Mapping[ModuleAhead, Iterable[_Pulled[B]]]) -> None:
+    def _close(self, used: Mapping[ModuleAhead, Iterable[Pulled[B]]]) -> None:
         """Leave nothing in flight, and count what the loop took."""
         if self._unknown is not None and not self._knows_some:
             error = f"{type(self._unknown).__name__}: {self._unknown}"
@@ -444,7 +278,7 @@ class Pipeline(Generic[B]):
         self.staleness += ahead.staleness
         ahead.staleness.clear()
 
-    def _opened(self, used: dict[ModuleAhead, list[_Pulled[B]]]) -> tuple[CapturedModule, ModuleAhead] | None:
+    def _opened(self, used: dict[ModuleAhead, list[Pulled[B]]]) -> tuple[CapturedModule, ModuleAhead] | None:
         """Return the current module and what makes its calls ahead, which watches from now on; None if not captured."""
         module = captured_in(self._current_module())
         if module is None:
@@ -458,10 +292,10 @@ class Pipeline(Generic[B]):
 
     def _fetch(
         self,
-        queue: Iterable[_Pulled[B]],
+        queue: Iterable[Pulled[B]],
         module: CapturedModule,
         ahead: ModuleAhead,
-        used: dict[ModuleAhead, list[_Pulled[B]]],
+        used: dict[ModuleAhead, list[Pulled[B]]],
     ) -> None:
         """Make calls for the batches that were pulled, as far as the memory limit allows."""
         held = 0
@@ -490,7 +324,7 @@ class Pipeline(Generic[B]):
         return ahead.add(args, kwargs)
 
     @staticmethod
-    def _forget(current: _Pulled[B], used: dict[ModuleAhead, list[_Pulled[B]]]) -> None:
+    def _forget(current: Pulled[B], used: dict[ModuleAhead, list[Pulled[B]]]) -> None:
         for ahead, pulled in used.items():
             if current in pulled:
                 pulled.remove(current)
@@ -535,7 +369,7 @@ class Pipeline(Generic[B]):
 class _Epoch(Iterator[B]):
     """One run of a loop over its loader; as of the loader's own iterator, an exception of it is not the end."""
 
-    def __init__(self, turns: Generator[_Pulled[B], None, None]) -> None:
+    def __init__(self, turns: Generator[Pulled[B], None, None]) -> None:
         self._turns = turns
 
     def __next__(self) -> B:
