@@ -1,17 +1,10 @@
-"""The conditions under which a captured graph, or a rewrite of it, stands for its model; each forward checks them.
-
-The order in which backward runs may matter to a program in more ways than a rewrite keeps. A rewrite keeps the order in
-which each tensor's gradients add up, and may change which of two branches comes first. Two hooks that share state, or
-draw random numbers, then see their gradients in another order; and if a backward makes a graph of its own
-(`create_graph=True`), second derivatives add up in the order in which that backward ran.
-"""
+"""The conditions under which a captured graph, or a rewrite of it, stands for its model; each forward checks them."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,10 +17,9 @@ from torch import nn
 from torch.nn.modules import module as torchs
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.hooks import RemovableHandle
 
-from fxlib.errors import FxlibWarning
 from fxlib.runtime.data_parallel import deciding
+from fxlib.runtime.guards.backward_order import BackwardOrder
 from fxlib.runtime.guards.capture_facts import Change, changed_entry, same
 from fxlib.runtime.guards.dict_entries import DictEntries, Mark
 from fxlib.runtime.guards.fact_table import Facts
@@ -46,70 +38,6 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
 _SCALARS = (bool, int, float, complex, str, tuple, type(None))
 _ALWAYS = frozenset({"inplace", "max_norm"})
 """Attributes of torch's own modules that decide which nodes may move past them."""
-
-
-class _BackwardOrder:
-    """Tells whether the order in which backward runs shows, as far as is known for one module."""
-
-    def __init__(self) -> None:
-        self.makes_graphs = False
-        """Whether a backward has made a graph (`create_graph=True`)."""
-        self._handles = -1
-        """The number of hooks that this process had registered, on anything, when the parameters were seen without."""
-        self._seen: Sequence[int] = ()
-        """The identities of these parameters."""
-
-    def shows(self, arguments: Iterable[Any], parameters: TiedParameters, *, returns_several: bool) -> str:
-        """Return why the order shows, in words; empty if it does not.
-
-        Args:
-            arguments: the arguments of the forward, which may have hooks, and are others in each step.
-            parameters: the parameters, which may have hooks, too.
-            returns_several: whether the forward returns several values. They may get hooks later; those of a single one
-                run first, whatever the order.
-        """
-        if self.makes_graphs:
-            return "a backward made a graph (create_graph=True), and second derivatives add up in the order it runs in"
-        hooked = sum(map(_has_hooks, arguments))
-        if self._handles != RemovableHandle.next_id or self._seen is not parameters.identities:
-            of_parameters = sum(map(_has_hooks, parameters.parameters()))
-            self._handles = -1 if of_parameters else RemovableHandle.next_id
-            self._seen = parameters.identities
-            hooked += of_parameters
-        if hooked + returns_several > 1:
-            return "parameters or arguments have hooks, which may share state, and run in the order of backward"
-        return ""
-
-    def watch(self, result: Any) -> None:
-        """Watch the result of a forward for a backward through it that makes a graph."""
-        if self.makes_graphs:
-            return
-        known = self._handles == RemovableHandle.next_id
-        many = result.values() if isinstance(result, dict) else result
-        found: Iterable[Any] = many if isinstance(result, dict | tuple | list) else (result,)
-        if any(type(each) is not torch.Tensor for each in found):  # this is rare, and takes longer
-            found = [leaf for _, leaf in leaves(result)]
-        for each in found:
-            if type(each) is torch.Tensor and each.grad_fn is not None:
-                each.grad_fn.register_prehook(self._came)
-        if known:  # the hooks that were registered since are these
-            self._handles = RemovableHandle.next_id
-
-    def _came(self, _: Any) -> None:
-        if torch.is_grad_enabled() and not self.makes_graphs:
-            self.makes_graphs = True
-            warnings.warn(
-                "a backward makes a graph (create_graph=True): second derivatives of this step may differ from the "
-                "original's in their last bits; that runs from the next forward on",
-                FxlibWarning,
-                stacklevel=2,
-            )
-
-
-def _has_hooks(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor):
-        return False
-    return bool(value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +179,7 @@ class Conditions:
             for name, value in _parameters(each)
         ]
         self._tied_parameters = TiedParameters(module, original)
-        self.backward_order = _BackwardOrder()
+        self.backward_order = BackwardOrder()
         self._metadata: TensorMetadata | None = None
         self._watched: _Watched | None = None
         read = (*(METADATA if asked.tensor_metadata else ()), *(("__class__",) if asked.classes else ()))

@@ -16,7 +16,7 @@ from torch.distributed import rpc
 import fxlib
 from fxlib.errors import FxlibWarning
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.guards.conditions import _BackwardOrder
+from fxlib.runtime.guards.backward_order import BackwardOrder
 from fxlib.runtime.guards.tensor_metadata import TiedParameters
 from tests.random_programs.simulation import count, simulated
 
@@ -262,7 +262,7 @@ class Results:
 def test_a_backward_that_makes_a_graph_is_noticed_wherever_the_result_holds_what_it_starts_from(
     packed: Callable[[torch.Tensor], Any],
 ) -> None:
-    order = _BackwardOrder()
+    order = BackwardOrder()
     x = torch.ones(2, requires_grad=True)
     y = x.square()
     order.watch(packed(y))
@@ -288,5 +288,5 @@ def test_what_is_learnt_of_hooks_costs_a_look_at_a_number_while_none_is_register
         assert not isinstance(value, nn.Parameter), "looked at parameters again"
         return False
 
-    monkeypatch.setattr("fxlib.runtime.guards.conditions._has_hooks", looked)
+    monkeypatch.setattr("fxlib.runtime.guards.backward_order._has_hooks", looked)
     steps(module, plain, 3)
