@@ -37,7 +37,7 @@ from fxlib.utils.pytree import tensors_in
     preserves="bitwise",
     needs=frozenset({"weights", "eval_mode"}),
     introduces=NOTHING,
-    version="3",
+    version="4",
 )
 class FoldConstants(GraphPass):
     """Store values that are computed from parameters, buffers and literals alone, instead of recomputing them.
@@ -72,7 +72,8 @@ class FoldConstants(GraphPass):
             if node.op == "get_attr" or all(user in found.of for user in node.users):
                 continue
             if isinstance(constant.value, (bool, int, float)) and math.isfinite(constant.value):
-                changes += _write_out(node, constant.value)
+                # In place of a weight's size, nothing would show that a weight of another size has replaced it.
+                changes += not constant.sources and _write_out(node, constant.value)
             elif isinstance(constant.value, torch.Tensor) and not constant.held:
                 reason = escapes.refusal(node)
                 if reason is None:

@@ -49,7 +49,7 @@ def _mask(module: Program, x: Tensor) -> Tensor:
     return x.masked_fill(torch.arange(4, device="cpu") > 1, 0.0)
 
 
-FOLDED = {"a lookup": _table, "work on weights": _gated, "a size": _sized, "a literal": _mask}
+FOLDED = {"a lookup": _table, "work on weights": _gated, "a literal": _mask}
 
 
 @pytest.mark.parametrize("case", FOLDED)
@@ -90,6 +90,7 @@ KEPT = {
     "the default dtype": (_ambient, ["AMBIENT_DEFAULT"]),
     "noise": (lambda module, x: x + torch.rand_like(module.weight), []),
     "a view": (lambda module, x: x @ module.weight.t(), []),
+    "a size": (_sized, []),
     "the default device": (lambda module, x: x + torch.arange(4), []),
     "a device move": (lambda module, x: x + module.weight.cpu(), ["AMBIENT_DEFAULT"]),
 }  # fmt: skip
@@ -101,6 +102,14 @@ def test_other_values_are_computed_each_time(case: str) -> None:
     model = Program(body).eval()
     rewrite = applied(model, "fold_constants")
     assert (changes(rewrite, "fold_constants"), reasons(rewrite, "fold_constants")) == (0, why)
+
+
+def test_a_buffer_that_is_replaced_by_one_of_another_size_counts() -> None:
+    with torch.no_grad():
+        model = Program(lambda module, x: x / module.places.size(0)).eval()
+        rewritten = applied(model, "fold_constants").module
+        model.places = torch.arange(2 * len(model.places))
+        assert torch.equal(rewritten(X), model(X))
 
 
 def test_within_a_tolerance_functions_are_held_too() -> None:
