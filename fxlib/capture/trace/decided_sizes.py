@@ -55,7 +55,7 @@ class DecidedSizes:
         """Return a node's value and note the sizes on which it depends, or `UNKNOWN` if it depends on anything else."""
         with suspended():
             used: dict[SizePath, Any] = {}
-            found = UNKNOWN if _is_reshaping(node.graph) else self._of(node, used)
+            found = UNKNOWN if is_reshaping(node.graph) else self._of(node, used)
             for place, value in used.items() if found is not UNKNOWN else ():
                 self._note(place, value)
         return found
@@ -64,7 +64,7 @@ class DecidedSizes:
         """Return the length of a tensor that is an argument, or of its shape, and `UNKNOWN` for anything else."""
         with suspended():
             place = self._of_tensor(node, ("getattr", "shape"), ("getitem", 0))
-            if place is not None and not _is_reshaping(node.graph) and (size := self._follow(place)) is not UNKNOWN:
+            if place is not None and not is_reshaping(node.graph) and (size := self._follow(place)) is not UNKNOWN:
                 self._note(place, size)
                 return size
         if (parts := self.parts(node)) is not None:
@@ -79,7 +79,7 @@ class DecidedSizes:
         if name is None or not isinstance(of, Node) or len(node.all_input_nodes) > 1:
             return None
         with suspended():
-            if (place := self._of_tensor(of)) is None or _is_reshaping(node.graph):
+            if (place := self._of_tensor(of)) is None or is_reshaping(node.graph):
                 return None
             tensor = self._follow(place)
             try:
@@ -137,9 +137,13 @@ class DecidedSizes:
             return UNKNOWN
 
 
-def _is_reshaping(graph: Graph) -> bool:
-    """Return whether the graph reshapes a tensor in place, so that the forward may not find the sample's shape."""
-    return any(node.target in _RESHAPES for node in graph.nodes if node.op == "call_method")
+def is_reshaping(graph: Graph) -> bool:
+    """Return whether the graph reshapes a tensor in place, or by `out=`, so that a tensor may have another shape."""
+    return any(_name(node.target) in _RESHAPES or node.kwargs.get("out") is not None for node in graph.nodes)
+
+
+def _name(target: Any) -> str:
+    return str(target if isinstance(target, str) else getattr(target, "__name__", "")).partition(".")[0]
 
 
 class _Decides:

@@ -20,9 +20,10 @@ from typing_extensions import override
 
 from fxlib.capture.handled_errors import capture_error
 from fxlib.capture.intercept import is_capturing
-from fxlib.capture.trace.decided_sizes import SizedValue
+from fxlib.capture.trace.decided_sizes import SizedValue, is_reshaping
 from fxlib.capture.trace.tracer import RemoteTracer
 from fxlib.capture.trace.values import TracedValue, value_of
+from fxlib.capture.trace.writes import writes_to
 
 _VALUES = frozenset(
     {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__format__"}
@@ -65,6 +66,7 @@ class EagerCalls(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _ANSWERED or name.startswith(("is_", "_is_", "_has_")) or isinstance(func, type):  # torch.device
             self._tracer.answered = True
+            self._refuse_written(name, (*args, *kwargs.values()))
             if name in _VALUES:
                 self._note_values((*args, *kwargs.values()))
             return func(*args, **kwargs)
@@ -74,6 +76,25 @@ class EagerCalls(TorchFunctionMode):
         if name == "unbind":  # Python calls it to iterate over a tensor
             return value_of(result, [None] * args[0].shape[kwargs.get("dim", args[1] if len(args) > 1 else 0)])
         return result
+
+    def _refuse_written(self, name: str, asked: tuple[Any, ...]) -> None:
+        """Refuse to answer for a tensor to which a node has written, which the tracer has not done.
+
+        Raises:
+            CaptureError: there is such a node, and the answer depends on it.
+        """
+        tracer = self._tracer
+        tracer.depth += 1
+        try:
+            depends = name in _VALUES or name in _HISTORY or name == "requires_grad" or is_reshaping(tracer.graph)
+            tensors = [each for each in asked if isinstance(each, torch.Tensor)] if depends else ()
+            if any(writes_to(tracer.graph, tracer.root, each) for each in tensors):
+                raise capture_error(
+                    "the forward writes to a tensor that is no buffer, and then asks for its elements or its shape",
+                    hint="Register it as a buffer of the model, and decide by it outside of the forward.",
+                )
+        finally:
+            tracer.depth -= 1
 
     def _note_values(self, values: tuple[Any, ...]) -> None:
         self._tracer.depth += 1
@@ -99,6 +120,7 @@ class EagerCalls(TorchFunctionMode):
         if isinstance(value, torch.Tensor):
             return self._tracer.create_proxy("call_function", getattr, (tensor, name), {})
         self._tracer.answered = True
+        self._refuse_written(name, (tensor,))
         self._tracer.asked_gradients |= name == "requires_grad"
         if name in _HISTORY:
             self._tracer.recorder.history_asked(tensor, name)
@@ -117,13 +139,15 @@ _HISTORY = frozenset(
     {"grad", "grad_fn", "is_leaf", "retains_grad", "_backward_hooks", "_base", "_version", "output_nr"}
 )
 """Attributes of a tensor that tell its history rather than its properties."""
-_METADATA = frozenset({"shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda"})
+_SHAPES = frozenset({"shape", "ndim"})
+_METADATA = _SHAPES | {"dtype", "device", "layout", "requires_grad", "is_cuda"}
 
 
 class KnownTensor(TracedValue):
     """A tensor whose value is known during the trace, as `for i in torch.arange(3)` and `int(torch.tensor(4))` require.
 
-    Its value can be read as long as no node of the graph uses it, since until then no node can have written to it.
+    Its value can be read as long as no node of the graph uses it, since until then no node can have written to it, and
+    its shape as long as no node reshapes a tensor.
     """
 
     def __init__(self, proxy: Proxy, make: Callable[[], torch.Tensor]) -> None:
@@ -145,7 +169,11 @@ class KnownTensor(TracedValue):
         return torch.Tensor
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._value, name) if name in _METADATA else super().__getattr__(name)
+        changed = bool(self.node.users) if name == "requires_grad" else name in _SHAPES and self._is_reshaped()
+        return getattr(self._value, name) if name in _METADATA and not changed else super().__getattr__(name)
+
+    def _is_reshaped(self) -> bool:
+        return bool(self.node.users) and is_reshaping(self.node.graph)
 
     def known(self) -> torch.Tensor:
         """Return the value.
@@ -173,7 +201,7 @@ class KnownTensor(TracedValue):
         return operator.index(self.item())
 
     def __len__(self) -> int:
-        return int(self._value.shape[0])
+        return super().__len__() if self._is_reshaped() else int(self._value.shape[0])
 
     def __iter__(self) -> Iterator[Any]:
         get = operator.getitem
@@ -187,14 +215,16 @@ class KnownTensor(TracedValue):
         """Return the elements."""
         return self.known().tolist()
 
-    def dim(self) -> int:
+    def dim(self) -> Any:
         """Return the number of dimensions."""
-        return self._value.ndim
+        return self._attribute("dim")() if self._is_reshaped() else self._value.ndim
 
     def size(self, dim: int | None = None) -> Any:
         """Return the shape, or one size of it."""
+        if self._is_reshaped():
+            return self._attribute("size")(*() if dim is None else (dim,))
         return self._value.shape if dim is None else self._value.shape[dim]
 
-    def numel(self) -> int:
+    def numel(self) -> Any:
         """Return the number of elements."""
-        return self._value.shape.numel()
+        return self._attribute("numel")() if self._is_reshaped() else self._value.shape.numel()

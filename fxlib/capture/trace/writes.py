@@ -8,13 +8,15 @@ old value would get the new one.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import torch
 from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from fxlib.capture.handled_errors import capture_error
+from fxlib.capture.metadata import attribute_of
 from fxlib.capture.trace.values import IN_PLACE
 from fxlib.runtime.ops.registry import TRACKERS
 from fxlib.runtime.program_modes import grad_mode_after
@@ -67,16 +69,35 @@ def refuse_shared_writes(graph: Graph, root: nn.Module, shared: Mapping[str, str
         CaptureError: the graph writes to such memory.
     """
     for node in graph.nodes if shared else ():
-        for written in _written_by(node, root):
-            base: object = written
-            while isinstance(base, Node) and base.op != "get_attr":
-                base = base.args[0] if base.args else None
-            if isinstance(base, Node) and base.target in shared:
+        for path in _state_written(node, root):
+            if path in shared:
                 raise capture_error(
                     "the forward writes to a tensor that shares its memory with an object of Python's",
                     hint="Write to a copy: torch.tensor(values), or tensor.clone().",
-                    where=str(node.meta.get("source", "") or shared[str(base.target)]),
+                    where=str(node.meta.get("source", "") or shared[path]),
                 )
+
+
+def writes_to(graph: Graph, root: nn.Module, tensor: torch.Tensor) -> bool:
+    """Return whether a graph, as far as it is written, writes to the memory of a tensor that was there before."""
+    held = (attribute_of(root, path) for node in graph.nodes for path in _state_written(node, root))
+    return any(isinstance(each, torch.Tensor) and _is_of(each, tensor) for each in held)
+
+
+def _is_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one is other or one.layout is not torch.strided or other.layout is not torch.strided:
+        return one is other
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _state_written(node: Node, root: nn.Module) -> Iterator[str]:
+    """Yield the paths of the tensors that were there before, to which a node writes."""
+    for written in _written_by(node, root):
+        base: object = written
+        while isinstance(base, Node) and base.op != "get_attr":
+            base = base.args[0] if base.args else None
+        if isinstance(base, Node):
+            yield str(base.target)
 
 
 def _written_by(node: Node, root: nn.Module) -> list[Node]:

@@ -78,3 +78,61 @@ def nonzero(x: Tensor) -> Any:
 def test_what_returns_several_tensors_is_not_taken_for_one(program: Any) -> None:
     with pytest.raises(CaptureError, match="the class of a traced value"):
         fxlib.capture(program)
+
+
+def turns_a_new_tensor(x: Tensor) -> Any:
+    made = torch.zeros(2, 3)
+    made.t_()
+    return x * made.shape[0], x * made.size(1), torch.zeros(made.shape)
+
+
+def resizes_a_new_tensor(x: Tensor) -> Any:
+    made = torch.zeros(3)
+    made.resize_(2, 2)
+    return x * made.numel() + made.dim()
+
+
+def gives_a_new_tensor_another_size_by_out(x: Tensor) -> Any:
+    made = torch.zeros(0)
+    torch.cat([x, x], out=made)
+    return x * made.shape[0], made.ndim
+
+
+@pytest.mark.parametrize("program", [turns_a_new_tensor, resizes_a_new_tensor, gives_a_new_tensor_another_size_by_out])
+def test_a_tensor_that_is_reshaped_in_place_has_its_new_shape(program: Callable[[Tensor], Any]) -> None:
+    expected, found = program(X.clone()), fxlib.capture(program)(X.clone())
+    parts = zip(expected, found, strict=True) if isinstance(expected, tuple) else [(expected, found)]
+    assert all(torch.equal(torch.as_tensor(one), torch.as_tensor(other)) for one, other in parts)
+
+
+class Counts(nn.Module):
+    """Counts its steps in a tensor that is no buffer."""
+
+    def __init__(self, ask: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.steps, self.ask = torch.zeros(1), ask
+
+    def forward(self, x: Tensor) -> Any:
+        self.steps.add_(1)
+        return x + self.ask(self.steps)
+
+
+class Grows(Counts):
+    def forward(self, x: Tensor) -> Any:
+        self.steps.unsqueeze_(0)
+        return x + self.ask(self.steps)
+
+
+def asks_whether_zeros_take_a_gradient(x: Tensor) -> Tensor:
+    made = torch.zeros(3, 4)
+    made.add_(x.requires_grad_())
+    return x + 1 if made.requires_grad else x - 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [Counts(int), Counts(Tensor.item), Grows(Tensor.dim), asks_whether_zeros_take_a_gradient],
+)
+def test_what_a_write_before_has_changed_is_not_answered_as_without_it(program: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match=r"writes to a tensor that is no buffer|decides which way"):
+        fxlib.capture(program)
