@@ -5,7 +5,8 @@ that order: swapping two uses changes the last bits of the sum. Each use belongs
 is summed: that of a parameter, a value, or everything that a container holds. An operator that may return its argument
 itself (`contiguous`, dropout in eval mode) shares the account of its argument; if that may be one of several (a list),
 their accounts are joined. If memory is written in place, autograd rebuilds the history of its views when they are next
-used, so all aliases share one account.
+used, so all aliases share one account. A tensor that took no gradient when it was made takes one from then on, if what
+is written to it does (`total = torch.zeros(3)`, `total += x`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviour, Part
 from fxlib.analysis.effects.resources import Storage
 from fxlib.analysis.operators import operator_tables as words
+from fxlib.analysis.operators.arguments import written_arguments
 from fxlib.analysis.operators.schemas import OperatorFacts, attribute
+from fxlib.reasons import Reason
 from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.ops.registry import CREATIONS, FETCHES, REFERENCES, TRACKERS
+from fxlib.runtime.program_modes import grad_mode_after
 from fxlib.runtime.results import returned
 from fxlib.wire import OpaqueAttribute, OpaqueRRef
 
@@ -54,6 +58,10 @@ class GradientUses:
         self._module = module
         self._effects = effects
         self._takes: dict[Node, bool] = {}
+        self._filled: set[int] = set()
+        """The alias classes to which something is written that may take a gradient."""
+        self._made_of_filled: set[Node] = set()
+        """The nodes that may take a gradient because of such a write, whatever is declared of them."""
         self._accounts: dict[Node, Hashable] = {}
         self._written = {
             each.alias_class: each for of in effects.per_node for each in of.writes if isinstance(each, Storage)
@@ -65,31 +73,35 @@ class GradientUses:
         """Joined accounts, each with an account that it was joined with."""
         if any(node.target in FETCHES and self._fetches_own(node) for node in effects.nodes):
             self._held.update(self._account_of_state(each) for each in module.parameters())
+        state = getattr(module, "_fxlib", None)
+        recording = state is None or state.conditions.grad_enabled
         for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
             inputs = node.all_input_nodes
-            self._takes[node] = self._takes_gradient(node, inputs, behaviour)
+            recording = grad_mode_after(node, recording)
+            self._takes[node] = self._takes_gradient(node, inputs, behaviour, recording=recording)
             self._accounts[node] = self._account(node, inputs, behaviour)
             if self._held and self._fetches_own(node.all_input_nodes[0] if behaviour.part is Part.WAIT else node):
                 self._held.add(self._accounts[node])
+            self._fill(node, inputs, behaviour, recording=recording)
 
     def accounts_used(self, node: Node, behaviour: Behaviour) -> list[Hashable]:
         """Return the accounts to which the node's backward adds."""
         used = self._accounts_used(node, behaviour)
         returned = node in self._returned and behaviour.part is Part.LOCAL and node.target not in TRACKERS
-        return [*used, _RETURNED] if returned and self._takes[node] else used
+        return [*used, _RETURNED] if returned and self.takes_gradient(node) else used
 
     def _accounts_used(self, node: Node, behaviour: Behaviour) -> list[Hashable]:
-        part, operator, takes = behaviour.part, behaviour.operator, self._takes
+        part, operator, takes = behaviour.part, behaviour.operator, self.takes_gradient
         if part is Part.WAIT:  # what a server fetches from here is used while the call is in flight
             return self._followed(node.all_input_nodes[0])
         if part is Part.LOCAL:
-            if not takes[node] and (operator is None or not operator.writes):
+            if not takes(node) and (operator is None or not operator.writes):
                 return []
         elif part not in _USERS:
             return []
         # A call that tracks a gradient copies its arguments without their history, and uses only the result.
         inputs = node.all_input_nodes[:1] if node.target in TRACKERS else node.all_input_nodes
-        used = [self._accounts[value] for value in inputs if takes[value]]
+        used = [self._accounts[value] for value in inputs if takes(value)]
         if operator is not None and operator.state:
             used.extend(self._accounts_of_module(operator))
         if part is not Part.LOCAL:
@@ -100,10 +112,33 @@ class GradientUses:
 
     def takes_gradient(self, node: Node) -> bool:
         """Return whether the node's value may take a gradient."""
-        return self._takes[node]
+        return self._takes[node] or self._is_filled(node)
 
-    def _takes_gradient(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> bool:
+    def _is_filled(self, value: Node) -> bool:
+        """Return whether a value may take a gradient that was written to it."""
+        if not self._filled or _is_integer(value):
+            return False
+        operator = self._effects.behaviours[self._effects.index[value]].operator
+        if operator is not None and not operator.gradient and operator.name not in words.FILLABLE:
+            return False
+        return value in self._made_of_filled or self._effects.aliases.of(value) in self._filled
+
+    def _fill(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour, *, recording: bool) -> None:
+        """Note the memory to which a node may write what takes a gradient, or that it lets take one."""
+        operator, written = behaviour.operator, list[Node]()
+        if behaviour.part is Part.FENCE:
+            written = list(inputs) if recording and behaviour.fence is Reason.OPAQUE_NEIGHBOUR else []
+        elif operator is not None and operator.writes:
+            gives = operator.name == "requires_grad_" or (recording and any(map(self.takes_gradient, inputs)))
+            written = list(written_arguments(node, operator)) if gives else []
+        self._filled.update(map(self._effects.aliases.of, written))
+
+    def _takes_gradient(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour, *, recording: bool) -> bool:
         known, operator = _declared(node), behaviour.operator
+        computes = (operator is None or operator.gradient) and not _is_integer(node)
+        if known is False and recording and computes and any(map(self._is_filled, inputs)):
+            self._made_of_filled.add(node)
+            return True
         if behaviour.part is Part.STATE:
             value = attribute(self._module, str(node.target))
             if isinstance(value, OpaqueAttribute):
@@ -115,7 +150,7 @@ class GradientUses:
             return True
         if not operator.gradient:
             return False
-        return bool(operator.state or operator.writes) or any(map(self._takes.__getitem__, inputs))
+        return bool(operator.state or operator.writes) or any(map(self.takes_gradient, inputs))
 
     def _account(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> Hashable:
         operator = behaviour.operator
@@ -132,7 +167,7 @@ class GradientUses:
         account = self._accounts[inputs[0]]
         if len(inputs) > 1 and (operator is None or operator.name not in words.RETURN_FIRST):
             for each in inputs[1:]:
-                if self._takes[each]:
+                if self.takes_gradient(each):
                     self._join(account, self._accounts[each])
         return account
 
@@ -140,7 +175,7 @@ class GradientUses:
         """Return the accounts of what a server may fetch for a call, and the one account of all such calls."""
         given: list[Node] = []
         map_arg(call.args[1:], lambda each: given.append(each) if each.target in _RREFS else None)
-        held = [self._root(self._accounts[each]) for each in given if self._takes[each]]
+        held = [self._root(self._accounts[each]) for each in given if self.takes_gradient(each)]
         return [*held, FOLLOWED] if given else []
 
     def _led_to(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour) -> list[Node]:
@@ -230,11 +265,14 @@ def _declared(node: Node) -> bool | None:
     known = node.meta.get("requires_grad")
     if isinstance(known, bool):
         return known
+    return False if _is_integer(node) else None
+
+
+def _is_integer(node: Node) -> bool:
+    """Return whether a node's value is known to hold integers or truth values, which take no gradient."""
     tensor = node.meta.get("tensor_meta")
     dtype = None if tensor is None else getattr(tensor, "dtype", None)
-    if isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex):
-        return False
-    return None
+    return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
 
 
 def may_record_gradients(module: GraphModule) -> bool:

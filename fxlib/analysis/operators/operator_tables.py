@@ -137,6 +137,14 @@ NO_GRADIENT = _named(
 )
 """Operators of torch whose result takes no gradient, whatever their arguments."""
 
+FILLABLE = _named(
+    """
+    zeros ones full empty rand randn arange linspace eye zeros_like ones_like rand_like randn_like full_like empty_like
+    new_zeros new_ones new_full new_empty bincount detach
+    """
+)
+"""Those of them whose result may hold floating-point numbers, and takes a gradient once one is written to it."""
+
 PYTHON_NO_GRADIENT = NO_GRADIENT | _named(
     "check_structure len not_ is_ is_not contains isinstance range slice math resolve get_worker_info"
 )

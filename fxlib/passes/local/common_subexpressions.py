@@ -18,7 +18,7 @@ from fxlib.passes.infra.introduced import NOTHING
 from fxlib.reasons import Declined, Reason
 
 
-@register_pass("common_subexpressions", preserves="bitwise", introduces=NOTHING, version="3")
+@register_pass("common_subexpressions", preserves="bitwise", introduces=NOTHING, version="4")
 class CommonSubexpressions(GraphPass):
     """Let local work that repeats earlier work on the same values share its result.
 

@@ -34,7 +34,7 @@ _MAX_GROWTH = 100
 """Factor by which a program may grow in nodes if rules are applied repeatedly."""
 
 
-@register_pass("rewrite_rules", preserves="tolerance", introduces=NOTHING, version="4")
+@register_pass("rewrite_rules", preserves="tolerance", introduces=NOTHING, version="5")
 class RewriteRules(GraphPass):
     """Replace the matches of rules where the replacement differs by nothing but the rule's own rounding.
 

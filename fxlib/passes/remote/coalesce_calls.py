@@ -20,7 +20,7 @@ from fxlib.spec.contract import Contract, union
 
 
 @register_pass(
-    "coalesce_calls", preserves="bitwise", introduces=Introduced.with_roles(Role.ISSUE, Role.WAIT), version="3"
+    "coalesce_calls", preserves="bitwise", introduces=Introduced.with_roles(Role.ISSUE, Role.WAIT), version="4"
 )
 class CoalesceCalls(GraphPass):
     """Issue reads of one server together, if none waits for another and none is delayed for the others' sake.

@@ -27,7 +27,7 @@ from fxlib.runtime.ops.registry import Role
 
 
 @register_pass(
-    "coalesce_writes", preserves="bitwise", introduces=Introduced.with_roles(Role.ISSUE, Role.WAIT), version="2"
+    "coalesce_writes", preserves="bitwise", introduces=Introduced.with_roles(Role.ISSUE, Role.WAIT), version="3"
 )
 class CoalesceWrites(GraphPass):
     """Issue consecutive writes to one server together; the server stops at the first failure, as the program would.

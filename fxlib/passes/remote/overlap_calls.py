@@ -36,7 +36,7 @@ _MOST_SHARE = 0.5
 """Share of the exposed time from which a part of the call's way counts as its limit."""
 
 
-@register_pass("overlap_calls", preserves="bitwise", introduces=Introduced.with_roles(Role.LIMIT), version="4")
+@register_pass("overlap_calls", preserves="bitwise", introduces=Introduced.with_roles(Role.LIMIT), version="5")
 class OverlapCalls(GraphPass):
     """Issue calls as early, and wait for them as late, as effects, the order of gradients and the limits allow.
 

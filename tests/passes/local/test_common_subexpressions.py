@@ -120,6 +120,30 @@ def test_where_gradients_are_recorded_only_work_without_one_is_merged() -> None:
     assert fxlib.verify(model, rewrite.module, [inputs])
 
 
+FILLED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "an item": lambda m, x: _set(torch.zeros(4, 4), x @ m.weight),
+    "a sum": lambda m, x: torch.zeros(4, 4).add_(x @ m.weight),
+    "a view": lambda m, x: torch.zeros(16).index_add_(0, torch.arange(16), (x @ m.weight).flatten()).view(4, 4),
+    "set to take one": lambda _, x: x.detach().requires_grad_(),
+}
+
+
+def _set(made: Tensor, value: Tensor) -> Tensor:
+    made[:] = value
+    return made
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_a_tensor_of_zeros_takes_the_gradient_of_what_is_written_to_it(case: str) -> None:
+    def body(module: Program, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = FILLED[case](module, x)
+        return made, (made * 3).sin().sum() + (made * 3).cos().sum() + (made * 3).exp().sum()
+
+    rewrite = recipes.apply(fxlib.capture(Program(body)), "training")
+    assert changes(rewrite, "common_subexpressions") == 0
+    assert reasons(rewrite, "common_subexpressions") == ["TAKES_GRADIENT"] * 2
+
+
 def test_a_forward_that_turns_gradients_on_itself_records_them() -> None:
     def body(program: Program, x: Tensor) -> Tensor:
         with torch.enable_grad():
