@@ -14,7 +14,7 @@ from torch.fx import Node
 from fxlib.analysis.operators import operator_tables as words
 from fxlib.analysis.operators.schemas import OperatorFacts, facts_of, flags_of
 
-_SWITCHES = words.FLAGS | {"out", "rounding_mode"}
+_SWITCHES = words.FLAGS | words.CHECKING | {"out"}
 """Arguments that change what an operator does."""
 
 
@@ -44,8 +44,8 @@ class _Switched(NamedTuple):
     """Whether it reads an attribute that holds none of a tensor's memory."""
     indexes: bool
     """Whether its index is a value, too, which may be out of bounds."""
-    rounds: bool
-    """Whether it rounds a quotient, and so raises for an integer divisor that is 0."""
+    checks: bool
+    """Whether it raises for some values: it rounds a quotient of integers, or was asked to check them."""
 
 
 def _as_called(found: OperatorFacts, node: Node) -> OperatorFacts:
@@ -58,7 +58,7 @@ def _as_called(found: OperatorFacts, node: Node) -> OperatorFacts:
         renormalizes=name in words.RENORMALIZE and _is_on(node, "max_norm"),
         plain=name == "getattr" and node.args[1] in words.PLAIN_ATTRIBUTES,
         indexes=name == "getitem" and len(node.all_input_nodes) > 1,
-        rounds=node.kwargs.get("rounding_mode") is not None,
+        checks=any(node.kwargs.get(each) not in (None, False) for each in words.CHECKING),
     )
     return _variant(found, switched)
 
@@ -83,7 +83,7 @@ def _variant(found: OperatorFacts, switched: _Switched) -> OperatorFacts:
         shared=None if returns_argument else found.shared,
         same=(found.same or returns_argument) and not switched.plain,
         random=found.random and not switched.idle,
-        raises=found.raises or switched.indexes or switched.rounds,
+        raises=found.raises or switched.indexes or switched.checks,
         gradient=found.gradient and not switched.plain,
     )
 

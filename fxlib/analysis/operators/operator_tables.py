@@ -115,6 +115,9 @@ RAISING = _named(
     linalg_tensorsolve linalg_matrix_power svd qr lu_solve triangular_solve masked_select repeat_interleave truediv
     divmod multi_margin_loss multilabel_margin_loss gaussian_nll_loss segment_reduce linalg_pinv pinverse
     linalg_matrix_norm linalg_cond max_unpool1d max_unpool2d max_unpool3d combinations select narrow
+    linalg_svdvals linalg_matrix_rank _linalg_eigvals _linalg_check_errors matrix_power nuclear_norm lu _lu_with_info
+    histc histogram quantile nanquantile cov istft nll_loss_nd _ctc_loss fake_quantize_per_channel_affine
+    multilabel_margin_loss_forward _pack_padded_sequence _index_put_impl_
     """
 ) | in_all_forms(
     """
@@ -122,8 +125,11 @@ RAISING = _named(
     floor_divide remainder fmod floordiv mod
     """
 )
-"""Operators that raise depending on values, not only on shapes and dtypes: an unused one may be there as a check. A
-division of tensors does where a `rounding_mode` is given. (An `_unsafe_index` has positions that are within bounds.)"""
+"""Operators that raise depending on values, not only on shapes and dtypes: an unused one may be there as a check.
+Others do where one of `CHECKING` is given. (An `_unsafe_index` has positions that are within bounds.)"""
+
+CHECKING = frozenset({"rounding_mode", "check_errors", "sorter"})
+"""Arguments with which an operator raises depending on values: a division of integers, `torch.linalg.inv_ex`."""
 
 NO_GRADIENT = _named(
     """

@@ -10,7 +10,7 @@ from fxlib.passes.infra.base import Context, GraphPass, PassResult, register_pas
 from fxlib.passes.infra.introduced import NOTHING
 
 
-@register_pass("dead_code", preserves="bitwise", introduces=NOTHING, version="3")
+@register_pass("dead_code", preserves="bitwise", introduces=NOTHING, version="4")
 class DeadCode(GraphPass):
     """Delete unused local work that writes nothing and draws nothing.
 

@@ -140,6 +140,17 @@ _COUNTS, _NANS = torch.ones(4, dtype=torch.long), torch.full((4, 4), torch.nan)
         (torch.ops.aten._linalg_svd.default, (_NANS,), {}),
         (torch.ops.aten._linalg_eigh.default, (_NANS,), {}),
         (torch.ops.aten.linalg_lu_factor.default, (torch.zeros(4, 4),), {}),
+        (torch.linalg.svdvals, (_NANS,), {}),
+        (torch.linalg.matrix_rank, (_NANS,), {}),
+        (torch.matrix_power, (torch.zeros(4, 4), -1), {}),
+        (torch.linalg.cholesky_ex, (-_ROWS,), {"check_errors": True}),
+        (torch.linalg.inv_ex, (torch.zeros(4, 4),), {"check_errors": True}),
+        (torch.ops.aten.linalg_lu_factor_ex.default, (torch.zeros(4, 4),), {"check_errors": True}),
+        (torch.ops.aten._linalg_check_errors.default, (_COUNTS[0].int(), "inv"), {"is_matrix": True}),
+        (torch.histc, (_NANS,), {}),
+        (torch.quantile, (_ROWS, torch.tensor(9.0)), {}),
+        (torch.ops.aten.nll_loss_nd.default, (_ROWS, _FAR.expand(4)), {}),
+        (torch.fake_quantize_per_channel_affine, (_ROWS, torch.ones(4), torch.full((4,), 999).int(), 0, 0, 255), {}),
         (torch.ops.aten.sym_constrain_range.default, (3,), {"min": 4, "max": 5}),
         (torch.ops.aten.sym_constrain_range_for_size.default, (3,), {"min": 4, "max": 5}),
     ],
@@ -152,10 +163,12 @@ def test_what_raises_for_some_values_is_known(target: Any, args: tuple[Any, ...]
         (getattr(torch.Tensor, target) if isinstance(target, str) else target)(*own, **kwargs)
 
 
-def test_a_division_without_rounding_raises_for_no_value() -> None:
+def test_without_the_argument_with_which_it_does_an_operator_raises_for_no_value() -> None:
     for target in (torch.div, "div_", torch.ops.aten.div.Tensor):
         assert not _known(facts(target, "x", "y")).raises
     assert not _known(facts(torch.div, "x", "y", rounding_mode=None)).raises
+    assert not _known(facts(torch.linalg.inv_ex, "x", check_errors=False)).raises
+    assert not _known(facts(torch.searchsorted, "x", "y")).raises
 
 
 @pytest.mark.parametrize(
