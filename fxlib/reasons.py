@@ -68,6 +68,7 @@ class Reason(Enum):
     AMBIENT_DEFAULT = "it depends on the default dtype or device at the time it runs"
     VALUE_WRITTEN = "its value is written to, or may be"
     VALUE_ESCAPES = "its value leaves the module, and the caller may write to it"
+    SENT_TOGETHER = "one call sends both values, and torch sends one tensor only once, to which the function may write"
     TAKES_GRADIENT = "it may take a gradient, whose sum would be rounded differently"
     LAYOUT_MIXED = "it would have to change between layouts too often to gain: {detail}"
     LAYOUT_OTHER = "its input or weight may be in another memory order than torch's default, and so its result"

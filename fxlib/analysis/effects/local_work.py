@@ -6,7 +6,7 @@ A replacement may change which values share memory, and which values others may 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 
 from torch.fx import GraphModule, Node
@@ -16,6 +16,7 @@ from fxlib.analysis.effects.model import Effects
 from fxlib.analysis.effects.node_kinds import Behaviours, Part
 from fxlib.analysis.effects.resources import Resource, Storage
 from fxlib.reasons import Reason
+from fxlib.runtime.ops.registry import TRACKERS
 
 
 class Motion:
@@ -129,11 +130,16 @@ class Escapes:
             each.alias_class for does in effects.per_node for each in does.writes if isinstance(each, Storage)
         }
         self._returned: set[int] = set()
+        self._sent: dict[int, Counter[Node]] = defaultdict(Counter)
+        """For each alias class, the calls that are given values of it, and how many of them."""
         for node, does in zip(effects.nodes, effects.per_node, strict=True):
             if does.part is Part.FENCE:
                 self._written.update(map(self._aliases.of, node.all_input_nodes))
             elif does.part is Part.OUTPUT:
                 self._returned.update(map(self._aliases.of, node.all_input_nodes))
+            elif does.part is Part.CALL or does.part is Part.ISSUE or node.target in TRACKERS:
+                for value in node.all_input_nodes:
+                    self._sent[self._aliases.of(value)][node] += 1
 
     def refusal(self, node: Node) -> Reason | None:
         """Return why a node's value must be a new tensor each time; None if it need not."""
@@ -141,6 +147,19 @@ class Escapes:
         if memory in self._written:
             return Reason.VALUE_WRITTEN
         return Reason.VALUE_ESCAPES if memory in self._returned else None
+
+    def merge(self, node: Node, earlier: Node) -> Reason | None:
+        """Let an earlier value stand for a node's in what calls send, or return why it may not.
+
+        A message that holds one tensor twice is received with one tensor, and the function may write to it.
+        """
+        ours, theirs = self._sent[self._aliases.of(node)], self._sent[self._aliases.of(earlier)]
+        if ours is theirs:
+            return Reason.SENT_TOGETHER if any(count > 1 for count in ours.values()) else None
+        if not ours.keys().isdisjoint(theirs):
+            return Reason.SENT_TOGETHER
+        theirs.update(ours)
+        return None
 
 
 class Sharing:

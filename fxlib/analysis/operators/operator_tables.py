@@ -149,7 +149,7 @@ FILLABLE = _named(
     new_zeros new_ones new_full new_empty bincount detach
     """
 )
-"""Those of them whose result may hold floating-point numbers, and takes a gradient once one is written to it."""
+"""Operators among these whose result may hold floating-point numbers, and takes a gradient if one is written to it."""
 
 PYTHON_NO_GRADIENT = NO_GRADIENT | _named(
     "check_structure len not_ is_ is_not contains isinstance range slice math resolve get_worker_info"

@@ -44,7 +44,7 @@ class CommonSubexpressions(GraphPass):
             earlier = firsts.setdefault((node.op, node.target, frozen(node.args), frozen(node.kwargs), seen), node)
             if earlier is node:
                 continue
-            reason = sharing.refusal(node) or sharing.refusal(earlier)
+            reason = sharing.refusal(node, earlier)
             if reason is not None:
                 declined.append(Declined(node=node.name, reason=reason, detail=earlier.name))
                 continue
@@ -82,13 +82,13 @@ class _Sharing:
         self._escapes = Escapes(effects)
         self._gradients = GradientUses(module, effects) if may_record_gradients(module) else None
 
-    def refusal(self, node: Node) -> Reason | None:
+    def refusal(self, node: Node, earlier: Node) -> Reason | None:
         if node.op == "get_attr":
             return None  # the same object each time
-        if (reason := self._escapes.refusal(node)) is not None:
+        if (reason := self._escapes.refusal(node) or self._escapes.refusal(earlier)) is not None:
             return reason
-        takes = self._gradients is not None and self._gradients.takes_gradient(node)
-        return Reason.TAKES_GRADIENT if takes else None
+        takes = self._gradients is not None and any(map(self._gradients.takes_gradient, (node, earlier)))
+        return Reason.TAKES_GRADIENT if takes else self._escapes.merge(node, earlier)
 
 
 def _repeats_alike(effects: Effects, node: Node, does: NodeEffects) -> bool:

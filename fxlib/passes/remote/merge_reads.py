@@ -29,7 +29,7 @@ from fxlib.spec.profile import Opaque, Profile, TensorShape
 from fxlib.spec.report import CallReport
 
 
-@register_pass("merge_reads", preserves="bitwise", introduces=NOTHING, version="3")
+@register_pass("merge_reads", preserves="bitwise", introduces=NOTHING, version="4")
 class MergeReads(GraphPass):
     """Let a read that repeats an earlier one share its result, if no result is changed, escapes or takes a gradient.
 
@@ -101,7 +101,7 @@ def duplicates(module: GraphModule, dependencies: Dependencies, profile: Profile
     for position, kind in kinds.items():
         earlier = firsts.setdefault((kind, level[position]), nodes[position])
         if earlier is not nodes[position]:
-            refusal = results.refusal(result_of(nodes[position])) or results.refusal(result_of(earlier))
+            refusal = results.refusal(result_of(nodes[position]), result_of(earlier))
             yield Duplicate(call=nodes[position], earlier=earlier, refusal=refusal)
 
 
@@ -122,7 +122,11 @@ class _Results:
         }
         self._without_grad = _without_grad(module, effects.nodes)
 
-    def refusal(self, result: Node) -> Reason | None:
+    def refusal(self, result: Node, earlier: Node) -> Reason | None:
+        """Return why one result may not serve for two identical calls; None if it may."""
+        return self._of_one(result) or self._of_one(earlier) or self._escapes.merge(result, earlier)
+
+    def _of_one(self, result: Node) -> Reason | None:
         """Return why a result may not be shared with another identical call; None if it may."""
         found = self._escapes.refusal(result)
         if found is Reason.VALUE_WRITTEN or self._effects.aliases.of(result) in self._handed_on:

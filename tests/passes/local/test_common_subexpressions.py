@@ -106,6 +106,14 @@ def test_equal_work_is_done_once() -> None:
         assert fxlib.verify(model, rewrite.module, [X], grad=False)
 
 
+def test_values_that_one_call_sends_stay_tensors_of_their_own() -> None:
+    program = Sketch("x")
+    places = [program.work(f"places_{number}", torch.argsort, program.inputs[0]) for number in range(4)]
+    answers = [program.call("one", places[0]), program.call("both", places[1], places[2]), program.call("all", places)]
+    rewrite = recipes.apply(program.returns(*answers), "training")
+    assert reasons(rewrite, "common_subexpressions") == ["SENT_TOGETHER"] * 3
+
+
 def test_where_gradients_are_recorded_only_work_without_one_is_merged() -> None:
     def body(module: Program, x: Tensor) -> Tensor:
         mask, same = torch.detach(x) > 0, torch.detach(x) > 0

@@ -155,6 +155,16 @@ def test_a_result_that_leaves_the_module_is_not_shared() -> None:
     assert hindrances(rewrite) == [Reason.RESULT_ESCAPES]
 
 
+def test_two_results_that_one_call_sends_stay_two_tensors() -> None:
+    twice = Twice()
+    first, second = twice.read("read_1"), twice.read("read_2")
+    first.meta["requires_grad"] = second.meta["requires_grad"] = False
+    twice.program.call("sends_both", {"first": first, "others": [twice.program.work("view", "view", second, -1)]})
+    rewrite = merged(twice.used(first, second))
+    assert reads(rewrite)[:2] == ["read_1", "read_2"]
+    assert hindrances(rewrite) == [Reason.SENT_TOGETHER]
+
+
 def test_a_result_that_may_take_a_gradient_is_shared_only_if_it_was_seen_without_one() -> None:
     def program() -> GraphModule:
         twice = Twice()
