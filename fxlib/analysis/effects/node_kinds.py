@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 from typing import get_origin
@@ -83,15 +83,15 @@ class _Receivers:
         return True if plain else None
 
 
-_JOINING: frozenset[object] = frozenset({operator.add, operator.mul})
-"""Operators that join or repeat lists, and also work on tensors."""
+_JOINING: frozenset[object] = frozenset({operator.add, operator.mul, operator.or_})
+"""Operators that join or repeat lists, or join dicts, and also work on tensors."""
 
 
 def containers_made(nodes: Iterable[Node]) -> set[Node]:
     """Return the nodes that join containers or slice one, in one pass over a program.
 
-    `+` adds tensors and joins lists. A sum of tensors has memory of its own; a joined list holds the same tensors as
-    its parts. A value that nothing in the graph shows to be a container counts as a tensor.
+    `+` adds tensors and joins lists, and `|` joins dicts. A sum of tensors has memory of its own; a joined list holds
+    the same tensors as its parts. A value that nothing in the graph shows to be a container counts as a tensor.
     """
     found: set[Node] = set()
     for node in nodes:
@@ -104,7 +104,7 @@ def containers_made(nodes: Iterable[Node]) -> set[Node]:
 
 
 def _is_container(value: object, made: set[Node]) -> bool:
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, dict)):
         return True
     if not isinstance(value, Node):
         return False
@@ -112,9 +112,9 @@ def _is_container(value: object, made: set[Node]) -> bool:
         return True
     if value.op == "placeholder":
         kind = get_origin(value.type) or value.type
-        return isinstance(kind, type) and issubclass(kind, (tuple, list))
+        return isinstance(kind, type) and issubclass(kind, (tuple, list, dict))
     contract = contract_of_call(value)
-    declared = contract is not None and isinstance(contract.structure, (tuple, list))
+    declared = contract is not None and isinstance(contract.structure, (tuple, list, Mapping))
     return declared or (value.op in ("call_function", "call_method") and makes_container(value.target))
 
 

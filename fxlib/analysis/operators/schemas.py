@@ -85,8 +85,8 @@ def facts_of(target: object) -> OperatorFacts | None:
 
 @functools.cache
 def makes_container(target: object) -> bool:
-    """Return whether a function, a method by name, or an overload returns a tuple or a list, whatever its arguments."""
-    if target in (tuple, list):
+    """Return whether a function, a method by name, or an overload returns a tuple, list or dict, whatever it gets."""
+    if target in (tuple, list, dict, OrderedDict):
         return True
     found = facts_of(target)
     schemas = () if found is None else _schemas(found.name)

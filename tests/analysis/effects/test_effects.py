@@ -51,6 +51,18 @@ def test_a_container_shares_the_memory_of_what_it_holds() -> None:
     assert conflict(program.returns(reader, writer), reader, writer)
 
 
+def test_dicts_that_are_joined_hold_the_same_tensors() -> None:
+    for joined in ("answer", "own"):
+        program = Sketch("x")
+        answer = program.call("answer", contract=Contract(reads=frozenset({"table"}), returns={"rows": None}))
+        own = program.work("own", dict, [("rows", program.work("sine", torch.sin, program.inputs[0]))])
+        both = program.work("both", operator.or_, answer, own)
+        part = program.work("part", operator.getitem, {"answer": answer, "own": own}[joined], "rows")
+        reader = program.work("reader", torch.cos, part)
+        writer = program.work("writer", "add_", program.work("again", operator.getitem, both, "rows"), 1)
+        assert conflict(program.returns(reader, writer), reader, writer)
+
+
 def test_an_item_counted_from_the_end_is_the_same_item() -> None:
     program = Sketch("x")
     several = program.work("several", torch.ops.aten.topk.default, program.inputs[0], 2)
