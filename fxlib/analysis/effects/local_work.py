@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from operator import getitem
 
 from torch.fx import GraphModule, Node
 
@@ -143,22 +144,28 @@ class Escapes:
 
     def refusal(self, node: Node) -> Reason | None:
         """Return why a node's value must be a new tensor each time; None if it need not."""
-        memory = self._aliases.of(node)
-        if memory in self._written:
+        memory = self._memory(node)
+        if not memory.isdisjoint(self._written):
             return Reason.VALUE_WRITTEN
-        return Reason.VALUE_ESCAPES if memory in self._returned else None
+        return None if memory.isdisjoint(self._returned) else Reason.VALUE_ESCAPES
+
+    def _memory(self, node: Node) -> set[int]:
+        """Return the alias classes of a node's value and, if it is several tensors, of each of these."""
+        return {self._aliases.of(each) for each in (node, *node.users) if each is node or each.target is getitem}
 
     def merge(self, node: Node, earlier: Node) -> Reason | None:
         """Let an earlier value stand for a node's in what calls send, or return why it may not.
 
         A message that holds one tensor twice is received with one tensor, and the function may write to it.
         """
-        ours, theirs = self._sent[self._aliases.of(node)], self._sent[self._aliases.of(earlier)]
-        if ours is theirs:
-            return Reason.SENT_TOGETHER if any(count > 1 for count in ours.values()) else None
-        if not ours.keys().isdisjoint(theirs):
+        ours, theirs = ({each: self._sent[each] for each in self._memory(value)} for value in (node, earlier))
+        if ours.keys() == theirs.keys():
+            return Reason.SENT_TOGETHER if any(count > 1 for of in ours.values() for count in of.values()) else None
+        sent = sum(ours.values(), Counter[Node]())
+        if any(not sent.keys().isdisjoint(each) for each in theirs.values()):
             return Reason.SENT_TOGETHER
-        theirs.update(ours)
+        for each in theirs.values():
+            each.update(sent)
         return None
 
 

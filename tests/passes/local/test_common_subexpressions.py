@@ -58,7 +58,23 @@ def _numbers(_: nn.Module, x: Tensor) -> Tensor:
     return x.mul(1).sum() + x.mul(1.0).sum() + x.mul(True).sum()
 
 
-KEPT = {"noise": _noise, "a write between": _write_between, "a result that is written": _written_result}
+def _one_of_several_written(_: nn.Module, x: Tensor) -> Tensor:
+    (first, _places), (second, _places) = (torch.ops.aten.topk.default(x, 2) for _ in range(2))
+    first.add_(1)
+    return first * second
+
+
+def _one_of_several_returned(_: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten.topk.default(x, 2)[0], torch.ops.aten.topk.default(x, 2)[0]
+
+
+KEPT = {
+    "noise": _noise,
+    "a write between": _write_between,
+    "a result that is written": _written_result,
+    "one of several results that is written": _one_of_several_written,
+    "one of several results that is returned": _one_of_several_returned,
+}
 
 
 @pytest.mark.parametrize("case", [*KEPT, "two outputs", "numbers of other types"])
