@@ -145,7 +145,19 @@ class TracedValue(_Asked, Proxy):
 class TracedAttribute(_Asked, Attribute):
     """An attribute of a traced value: `x.T`, `x.data`."""
 
-    _fields = frozenset({"root", "attr", "tracer", "_node"})
+    _fields = frozenset({"root", "attr", "tracer", "_node", "_behind"})
+
+    def __init__(self, root: Proxy, attr: str) -> None:
+        super().__init__(root, attr)
+        self._behind: Node = next(reversed(self.tracer.graph.nodes))
+
+    @property
+    def node(self) -> Node:  # type: ignore[override]
+        """Its node, which is made once it is needed, but where the program reads it: a method may change an object."""
+        if self._node is None:
+            with self.tracer.graph.inserting_after(max(self._behind, self.root.node)):
+                self._node = self.tracer.create_proxy("call_function", getattr, (self.root, self.attr), {}).node
+        return self._node
 
     def __getattr__(self, name: str) -> TracedAttribute:
         return self._attribute(name)

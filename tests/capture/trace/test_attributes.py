@@ -80,6 +80,29 @@ def test_what_returns_several_tensors_is_not_taken_for_one(program: Any) -> None
         fxlib.capture(program)
 
 
+class Meter:
+    """An object of the program's own, with a method that a tensor has, too."""
+
+    def __init__(self) -> None:
+        self.last = torch.zeros(4)
+
+    def add(self, x: Tensor) -> Tensor:
+        self.last = self.last + x
+        return self.last
+
+
+def has_the_object_from_before(x: Tensor, meter: Meter) -> Tensor:
+    before = meter.last
+    after = meter.add(x)
+    return before * 10 + after
+
+
+def test_an_attribute_of_an_object_is_read_before_a_method_changes_it() -> None:
+    captured = fxlib.capture(has_the_object_from_before)
+    for program in (captured, fxlib.optimize(captured, recipe="training")):
+        assert torch.equal(program(X, Meter()), has_the_object_from_before(X, Meter()))
+
+
 def turns_a_new_tensor(x: Tensor) -> Any:
     made = torch.zeros(2, 3)
     made.t_()
