@@ -6,7 +6,7 @@ A replacement may change which values share memory, and which values others may 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from operator import getitem
 
@@ -131,16 +131,16 @@ class Escapes:
             each.alias_class for does in effects.per_node for each in does.writes if isinstance(each, Storage)
         }
         self._returned: set[int] = set()
-        self._sent: dict[int, Counter[Node]] = defaultdict(Counter)
-        """For each alias class, the calls that are given values of it, and how many of them."""
+        self._calls: set[Node] = set()
+        self._also_sent: dict[Node, set[Node]] = {}
+        """The calls that send what a value has come to stand for."""
         for node, does in zip(effects.nodes, effects.per_node, strict=True):
             if does.part is Part.FENCE:
                 self._written.update(map(self._aliases.of, node.all_input_nodes))
             elif does.part is Part.OUTPUT:
                 self._returned.update(map(self._aliases.of, node.all_input_nodes))
             elif does.part is Part.CALL or does.part is Part.ISSUE or node.target in TRACKERS:
-                for value in node.all_input_nodes:
-                    self._sent[self._aliases.of(value)][node] += 1
+                self._calls.add(node)
 
     def refusal(self, node: Node) -> Reason | None:
         """Return why a node's value must be a new tensor each time; None if it need not."""
@@ -158,15 +158,20 @@ class Escapes:
 
         A message that holds one tensor twice is received with one tensor, and the function may write to it.
         """
-        ours, theirs = ({each: self._sent[each] for each in self._memory(value)} for value in (node, earlier))
-        if ours.keys() == theirs.keys():
-            return Reason.SENT_TOGETHER if any(count > 1 for of in ours.values() for count in of.values()) else None
-        sent = sum(ours.values(), Counter[Node]())
-        if any(not sent.keys().isdisjoint(each) for each in theirs.values()):
+        ours, theirs = self._senders(node), self._senders(earlier) | self._also_sent.get(earlier, set())
+        if not ours.isdisjoint(theirs):
             return Reason.SENT_TOGETHER
-        for each in theirs.values():
-            each.update(sent)
+        self._also_sent[earlier] = theirs | ours
         return None
+
+    def _senders(self, value: Node) -> set[Node]:
+        """Return the calls that send a value, a part of it, or what may hold it."""
+        memory, ahead, reached = self._memory(value), [value], {value}
+        while ahead:
+            new = [each for each in ahead.pop().users if each not in reached]
+            reached.update(new)
+            ahead.extend(each for each in new if each not in self._calls and self._aliases.of(each) in memory)
+        return reached & self._calls
 
 
 class Sharing:
