@@ -22,7 +22,7 @@ INTEGERS = (
     *((1 << 32) + 1, (1 << 40) + 3, 1 << 62, (1 << 63) - 1, -(1 << 63)),
 )
 """No multiple of the space between two guarded blocks is among them, for elements of any size."""
-REALS = (0.0, -1.0, 2.0, 0.5, 1e9, -1e9, 1e30, float("inf"), float("-inf"), float("nan"))
+REALS = (0.0, -1.0, 2.0, 0.5, 1e9, -1e9, 1e30, 1e-30, float("inf"), float("-inf"), float("nan"))
 TEXTS = ("sum", "mean", "none", "max", "reflect", "replicate", "constant", "bilinear", "nearest", "fro", "")
 _DTYPES = (
     *(torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 _LSTM_GATES = 4
 _INCLUDES_LAST = 4
 """The position of `include_last_offset` among the arguments that follow the offsets."""
+_LEAST_SCALE = 1e-9
+"""The least scale of an upsampling; the inverse of a smaller one, times a position, may exceed all integers."""
 
 
 @cache
@@ -62,6 +65,60 @@ def _check_bags(_: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> None
     ends = len(rest) > _INCLUDES_LAST and rest[_INCLUDES_LAST] and offsets.device.type == "cpu" and offsets.numel()
     if ends and int(offsets[-1]) != indices.numel():  # the indices left would belong to a bag that the gradient lacks
         raise IndexError(f"the last offset of embedding bags is {int(offsets[-1])}, and not {indices.numel()}")
+
+
+def _check_bags_again(
+    gradient: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, _: Tensor, __: Tensor, rows: int, *___: Any
+) -> None:
+    _check_saved_bags(gradient, rows, indices, offsets, bags)
+
+
+def _check_weighted_bags_again(
+    gradient: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bags: Tensor, *_: Any
+) -> None:
+    _check_saved_bags(gradient, weight.shape[0], indices, offsets, bags)
+
+
+def _check_saved_bags(gradient: Tensor, rows: int, indices: Tensor, offsets: Tensor, bags: Tensor) -> None:
+    _within(indices, rows - 1, "indices of an embedding bag")
+    _within(offsets, indices.numel(), "offsets of an embedding bag")
+    _within(offsets[:1], 0, "the first offset of embedding bags")
+    _within(bags, gradient.shape[0] - 1, "bags of indices")
+
+
+def _check_rows_again(_: Tensor, indices: Tensor, rows: int, *__: Any) -> None:
+    _within(indices, rows - 1, "indices of an embedding")
+
+
+def _check_counted_rows_again(_: Tensor, indices: Tensor, rows: int, __: int, counted: bool) -> None:
+    if counted:  # otherwise, the kernel skips what is no row
+        _check_rows_again(_, indices, rows)
+
+
+def _check_gathered_again(values: Tensor, dim: int, indices: Tensor, *_: Any) -> None:
+    if values.dim():
+        _within(indices, values.shape[dim] - 1, "indices of a gather")
+
+
+def _check_maxima(dims: int, _: Tensor, values: Tensor, *rest: Any) -> None:
+    """Check the positions of maxima: they are a result of the forward, and a graph may have written over them."""
+    _within(rest[-1], prod(values.shape[-dims:]) - 1, "positions of the maxima of a pooling")
+
+
+def _check_alignment_again(_: Tensor, *rest: Any) -> None:
+    _check_alignment(*rest)
+
+
+def _check_packed(values: Tensor, sizes: Tensor, *_: Any) -> None:
+    """Check the lengths of a packed sequence, which the kernel reads one beside the other in memory."""
+    steps = sizes.tolist() if sizes.dim() == 1 and sizes.is_contiguous() else []
+    if not steps or min(steps) < 0 or steps != sorted(steps, reverse=True) or sum(steps) != values.shape[0]:
+        raise IndexError("the lengths of a packed sequence are not those of its values")
+
+
+def _check_scales(_: Tensor, __: Any, *rest: Any) -> None:
+    if any(isinstance(each, float) and 0.0 < each < _LEAST_SCALE for each in rest):
+        raise IndexError(f"the scales {rest} lead beyond all positions of an image")
 
 
 def _check_alignment(scores: Tensor, targets: Tensor, scored: Any, wanted: Any, *_: Any) -> None:
@@ -152,5 +209,25 @@ CHECKS: Mapping[str, Callable[..., None]] = {
     "rnn_relu.input": partial(_check_recurrent, 1),
     **dict.fromkeys(("_weight_norm.default", "_weight_norm_interface.default"), _check_weight_norm),
     **dict.fromkeys(("median.dim", "nanmedian.dim"), _check_median),
+    **dict.fromkeys((f"{name}.data" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")), _check_packed),
+    **dict.fromkeys(
+        (
+            f"upsample_{name}.{overload}"
+            for name in ("nearest1d", "nearest2d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+            for overload in ("default", "out")
+        ),
+        _check_scales,
+    ),
+    # What a backward trusts may have been written over since, by another tensor of the same memory.
+    "max_pool2d_with_indices_backward.default": partial(_check_maxima, 2),
+    "max_pool3d_with_indices_backward.default": partial(_check_maxima, 3),
+    "adaptive_max_pool2d_backward.default": partial(_check_maxima, 2),
+    "adaptive_max_pool3d_backward.default": partial(_check_maxima, 3),
+    "embedding_dense_backward.default": _check_counted_rows_again,
+    "embedding_sparse_backward.default": _check_rows_again,
+    "_embedding_bag_backward.default": _check_bags_again,
+    "_embedding_bag_per_sample_weights_backward.default": _check_weighted_bags_again,
+    "_gather_sparse_backward.default": _check_gathered_again,
+    **dict.fromkeys(("_ctc_loss_backward.default", "_ctc_loss_backward.Tensor"), _check_alignment_again),
 }
 """The checked operators of `torch.ops.aten`. Those that `torch.batch_norm` calls are absent: it checks by itself."""

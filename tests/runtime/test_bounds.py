@@ -61,3 +61,64 @@ def test_checked_operators_give_the_same_and_refuse_what_leads_outside(tmp_path:
     said = printed(PROGRAM, tmp_path).split()
     assert said.count("IndexError") >= 8
     assert len(said) == 10
+
+
+WRITTEN_OVER = """
+import torch
+from torch.nn import functional as F
+from fxlib.runtime import bounds
+
+aten = torch.ops.aten
+weight, image, rows = (torch.rand(shape, requires_grad=True) for shape in ((5, 3), (1, 1, 4, 4, 4), (3, 5)))
+scores, offsets = torch.rand(8, 2, 5).log_softmax(2).requires_grad_(), torch.tensor([0, 2])
+
+
+def bag(indices, **how):
+    return F.embedding_bag(indices, weight, offsets, **how), indices
+
+
+def found(indices):
+    return [
+        F.max_pool2d(image[0], 2, return_indices=True), F.max_pool3d(image, 2, return_indices=True),
+        F.adaptive_max_pool2d(image[0], 2, return_indices=True), F.adaptive_max_pool3d(image, 2, return_indices=True),
+        (F.embedding(each := indices.clone(), weight, scale_grad_by_freq=True), each),
+        (F.embedding(each := indices.clone(), weight, sparse=True), each),
+        bag(indices.clone(), mode="mean"), bag(indices.clone(), mode="sum", sparse=True),
+        bag(indices.clone(), mode="sum", per_sample_weights=torch.ones(3, requires_grad=True)),
+        (aten._embedding_bag.default(weight, indices, offsets, False, 1)[:2]),
+        (weight.gather(0, each := indices.clone().view(1, 3), sparse_grad=True), each),
+        (F.ctc_loss(scores, each := indices.repeat(2, 1) + 1, (8, 8), (3, 3)), each),
+    ]
+
+
+indices = torch.tensor([0, 1, 3])
+plain = [torch.autograd.grad(out.sum(), (weight, image, scores), allow_unused=True) for out, _ in found(indices)]
+bounds.install()
+checked = [torch.autograd.grad(out.sum(), (weight, image, scores), allow_unused=True) for out, _ in found(indices)]
+same = [a is b or torch.equal(a.to_dense(), b.to_dense()) for x, y in zip(plain, checked) for a, b in zip(x, y)]
+assert all(same)
+for out, written in found(indices):
+    written.data.fill_(1 << 40)
+    try:
+        out.sum().backward()
+    except IndexError:
+        print("refused")
+weights = [torch.ones(6, 5), torch.ones(6, 2)]
+for lengths in (torch.ones(1, dtype=torch.int64).expand(3), torch.tensor([1, 3]), torch.tensor([2, -1, 1])):
+    try:
+        torch.gru(rows, lengths, torch.zeros(1, 1, 2), weights, False, 1, 0.0, False, False)
+    except IndexError:
+        print("refused")
+sequence = torch.nn.utils.rnn.pack_padded_sequence(torch.rand(4, 2, 5), torch.tensor([4, 2]))
+assert torch.nn.GRU(5, 2)(sequence)[0].data.shape == (6, 2)
+try:
+    aten.upsample_nearest1d.default(torch.ones(1, 1, 8, dtype=torch.uint8), [8], 1e-30)
+except IndexError:
+    print("refused")
+assert F.interpolate(image[0], scale_factor=0.5).shape == (1, 4, 2, 2)
+"""
+
+
+@pytest.mark.slow
+def test_what_was_written_over_since_the_forward_leads_no_backward_outside(tmp_path: Path) -> None:
+    assert printed(WRITTEN_OVER, tmp_path).split() == ["refused"] * 16
