@@ -380,6 +380,8 @@ def _by_hand() -> dict[str, Call]:
         "aten::_native_batch_norm_legit_functional.default": (image, *channels, True, 0.1, 1e-5),
         "aten::where.ScalarSelf": (pair > 0.5, 1.0, pair),
         "aten::where.ScalarOther": (pair > 0.5, pair, 1.0),
+        "aten::choose_qparams_optimized.default": (torch.rand(4096), 4096, 200, 0.16, 8),
+        "aten::upsample_nearest1d.default": (levels[0], [4], 1.0),
         "aten::ctc_loss.IntList": (scores, classes, [8, 8], [3, 3]),
         "aten::ctc_loss.Tensor": (scores, classes, *lengths),
         "torch.ctc_loss": (scores, classes, *lengths),

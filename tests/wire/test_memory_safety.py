@@ -80,6 +80,7 @@ ATTACKS: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
     "a loss backward": ("operator", "aten::nll_loss2d_backward.default", ("x", "x", "x", None, 1, -100, "x"), {}),
     "a buffer of one element": ("operator", "aten::log_sigmoid_forward.output", ("x",), {"output": "x", "buffer": "x"}),
     "a plain loss backward": ("operator", "aten::nll_loss_backward.default", ("x", "x", "x", None, 1, -100, "x"), {}),
+    "one element as many": ("operator", "aten::choose_qparams_optimized.default", ("x", 65536, 200, 0.16, 8), {}),
     "a far view": ("operator", "aten::as_strided.default", ("x", [2], [1], (1 << 63) - 1), {}),
     "a number for a dtype": ("operator", "aten::sum.default", ("x",), {"dtype": 255}),
     "a node for a dtype": ("operator", "aten::sum.default", ("x",), {"dtype": "x"}),
