@@ -154,3 +154,11 @@ def test_an_address_that_is_no_digest_is_refused(sha256: str) -> None:
     with pytest.raises(WireError, match="SHA-256"):
         service.fetch(graph_pb2.BlobRef(sha256=sha256, size=1))
     service.close()
+
+
+@pytest.mark.parametrize("name", ["secret", "../../secret", "/etc/passwd"])
+def test_a_graph_that_a_rewrite_has_written_names_no_other_file_than_a_blob(given: JobFolder, name: str) -> None:
+    (given.path.parent / "secret").write_text("a token")
+    graph = graph_pb2.Graph(storages=[graph_pb2.Storage(data=graph_pb2.BlobRef(sha256=name))])
+    with pytest.raises(OSError, match="not the name of a blob"):
+        given.values_in(graph.SerializeToString())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,9 @@ class Candidate:
     def name(self) -> str:
         """The name of the candidate for people and for the trial."""
         return self.row.name
+
+
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class ReportProgress(Protocol):
@@ -199,8 +203,15 @@ class JobFolder:
         )
 
     def values_in(self, graph: bytes) -> dict[str, bytes]:
-        """Read the blobs that a rewritten graph names, by SHA-256."""
-        return {ref.sha256: _read(self._blobs / ref.sha256) for ref in wire.values_of(wire.parse(graph))}
+        """Read the blobs that a rewritten graph names, by SHA-256.
+
+        Raises:
+            OSError: a blob does not exist, or its name may be a path: a stranger's graph may have written the graph.
+        """
+        names = [ref.sha256 for ref in wire.values_of(wire.parse(graph))]
+        if wrong := [name for name in names if not _SHA256.fullmatch(name)]:
+            raise OSError(errno.EINVAL, "not the name of a blob", wrong[0][:80])
+        return {name: _read(self._blobs / name) for name in names}
 
     def choose(self, candidate: Candidate) -> None:
         """Make a candidate's graph the one that the answer names."""
