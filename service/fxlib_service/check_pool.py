@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import traceback
 from collections import OrderedDict
@@ -28,6 +29,8 @@ _REMEMBERED_BYTES: Final = 64 << 20
 """Total size in bytes of all cached answers, as they came from the processes, including the overhead of each entry."""
 _ENTRY_BYTES: Final = 500
 _NICE: Final = 5
+_MEMORY_BYTES: Final = 4 << 30
+"""Memory in bytes that a check may take. An empty part of a message is two bytes there, and a hundred in memory."""
 _CHECKS: Final = "fxlib_service.content_checks"
 
 logger = logging.getLogger(__name__)
@@ -232,6 +235,7 @@ class _Child:
 def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C
     os.nice(_NICE)  # the event loop comes first
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     while True:
         try:
             function, args = pipe.recv()
@@ -241,6 +245,9 @@ def _serve(pipe: Connection) -> None:
             answer = False, function(*args)
         except ServiceError as refusal:
             answer = False, refusal
+        except MemoryError:
+            problem = f"the check takes more than {_MEMORY_BYTES >> 30} GiB of memory"
+            answer = False, ServiceError(Code.INVALID_GRAPH, problem, hint="Send a smaller graph.")
         except Exception:  # noqa: BLE001  # the service logs it, whatever it is
             answer = True, traceback.format_exc()
         pipe.send(answer)

@@ -17,7 +17,7 @@ from fxlib.spec.job import TrialOptions
 from fxlib_service import check_pool
 from fxlib_service.check_pool import CheckPool
 from fxlib_service.errors import Code, ServiceError
-from tests.service.checks import die, fail, note, refuse, wait_for
+from tests.service.checks import allocate, die, fail, note, refuse, wait_for
 from tests.service.support import make_service, request, submit
 
 
@@ -50,6 +50,14 @@ async def test_a_check_runs_in_another_process_and_is_remembered(tmp_path: Path)
         await checks.run(note, path, tenant="ads")
         await checks.run(note, path, tenant="ads")
     assert len(lines(path)) == 4
+
+
+async def test_a_check_that_takes_too_much_memory_is_refused_and_its_process_goes_on() -> None:
+    async with pool() as checks:
+        with pytest.raises(ServiceError, match="more than 4 GiB of memory") as caught:
+            await checks.run(allocate, check_pool._MEMORY_BYTES, tenant="ads")
+        assert caught.value.code is Code.INVALID_GRAPH
+        assert await checks.run(allocate, 1 << 20, tenant="ads") == 1 << 20
 
 
 async def test_a_refusal_is_remembered_too(tmp_path: Path) -> None:
