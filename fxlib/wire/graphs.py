@@ -41,6 +41,8 @@ OPCODES = {
     "call_module": pb.OPCODE_CALL_MODULE,
     "output": pb.OPCODE_OUTPUT,
 }
+_MOST_PARTS = 256
+"""Maximum number of classes in one annotation; Python compares each part of a union with all others."""
 _WAITS = 2
 """Index, among a client's functions, of the one that waits, which takes the result of the issue."""
 
@@ -159,7 +161,7 @@ def _write_node(message: pb.Node, node: Node, tables: Tables, values: ValueWrite
         values.write(args.add(), arg)
     for name, arg in node.kwargs.items():
         values.write(message.kwargs.add(name=name).value, arg)
-    if node.type is not None and not _write_hint(message.type, node.type):
+    if node.type is not None and not (_write_hint(message.type, node.type) and _parts(message.type) <= _MOST_PARTS):
         message.ClearField("type")
 
 
@@ -395,12 +397,18 @@ def check_hint(hint: pb.TypeHint, limits: Limits, depth: int = 1) -> None:
     """Raise Fault unless the annotation is one that `_write_hint` can write."""
     if depth > limits.nesting:
         raise excess("nesting of an annotation", depth, limits.nesting, "nesting")
+    if depth == 1 and (parts := _parts(hint)) > _MOST_PARTS:
+        raise Fault(f"an annotation has {parts:,} parts, and may have {_MOST_PARTS}")
     if hint.name != _UNION and hint.name not in (_GENERIC if hint.arguments else _PLAIN):
         raise Fault(f"unknown annotation {hint.name[:80]!r}")
     if hint.name == _UNION and len(hint.arguments) < 2:
         raise Fault("a union of fewer than two annotations")
     for each in hint.arguments:
         check_hint(each, limits, depth + 1)
+
+
+def _parts(hint: pb.TypeHint) -> int:
+    return 1 + sum(map(_parts, hint.arguments))
 
 
 def _read_hint(hint: pb.TypeHint) -> Any:

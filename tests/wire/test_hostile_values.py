@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -207,6 +208,18 @@ def test_a_recurrent_module_without_weights_is_refused() -> None:
             del attribute.value.list.items[:]
     with pytest.raises(WireError, match="does not fit its weights"):
         wire.decode(graph)
+
+
+def test_an_annotation_has_so_many_parts_at_most() -> None:
+    graph = message(lambda graph, x: graph.call_function(torch.relu, (x,)))
+    hint = graph.modules[-1].graph.nodes[1].type
+    hint.name = "|"
+    for _ in range(16):
+        hint.arguments.add(name="|").arguments.extend(pb.TypeHint(name=name) for name in ("int", "str") * 8)
+    assert "an annotation has 273 parts, and may have 256" in str(refusal(graph))
+    module = graph_of(lambda graph, x: graph.call_function(torch.relu, (x,)))
+    call_of(module).type = typing.cast(Any, tuple)[(int,) * 300]
+    assert call_of(round_trip(module)).type is None
 
 
 def test_getattr_of_a_name_that_no_tensor_has_is_guarded() -> None:
