@@ -61,10 +61,16 @@ def _checked_parts(operator: Any, check: Callable[..., None]) -> Callable[..., A
 
 
 def _check_bags(_: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> None:
-    _within(offsets, indices.numel(), "offsets of an embedding bag")
+    _check_offsets(indices, offsets)
     ends = len(rest) > _INCLUDES_LAST and rest[_INCLUDES_LAST] and offsets.device.type == "cpu" and offsets.numel()
     if ends and int(offsets[-1]) != indices.numel():  # the indices left would belong to a bag that the gradient lacks
         raise IndexError(f"the last offset of embedding bags is {int(offsets[-1])}, and not {indices.numel()}")
+
+
+def _check_offsets(indices: Tensor, offsets: Tensor) -> None:
+    _within(offsets, indices.numel(), "offsets of an embedding bag")
+    if indices.numel() and not offsets.numel():
+        raise IndexError(f"{indices.numel()} indices belong to no embedding bag")
 
 
 def _check_bags_again(
@@ -81,7 +87,7 @@ def _check_weighted_bags_again(
 
 def _check_saved_bags(gradient: Tensor, rows: int, indices: Tensor, offsets: Tensor, bags: Tensor) -> None:
     _within(indices, rows - 1, "indices of an embedding bag")
-    _within(offsets, indices.numel(), "offsets of an embedding bag")
+    _check_offsets(indices, offsets)
     _within(offsets[:1], 0, "the first offset of embedding bags")
     _within(bags, gradient.shape[0] - 1, "bags of indices")
 
