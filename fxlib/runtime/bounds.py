@@ -145,6 +145,11 @@ def _check_statistics(values: Tensor, *rest: Any) -> None:
         raise IndexError("weights and statistics of a batch norm are not as many as its channels")
 
 
+def _check_groups(_: Tensor, weight: Tensor | None, bias: Tensor | None, *__: Any) -> None:
+    if any(each is not None and not each.is_contiguous() for each in (weight, bias)):
+        raise IndexError("a group norm reads weight and bias beside each other: make them contiguous first")
+
+
 def _check_own_statistics(values: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, *_: Any) -> None:
     _check_statistics(values, weight, bias)
     if not training:
@@ -209,6 +214,7 @@ CHECKS: Mapping[str, Callable[..., None]] = {
     "_native_batch_norm_legit_functional.default": _check_statistics,
     "_native_batch_norm_legit_no_training.default": _check_statistics,
     "_native_batch_norm_legit.no_stats": _check_own_statistics,
+    "native_group_norm.default": _check_groups,
     "lstm.input": partial(_check_recurrent, _LSTM_GATES),
     "gru.input": partial(_check_recurrent, 3),
     "rnn_tanh.input": partial(_check_recurrent, 1),

@@ -29,6 +29,7 @@ after = lstm(steps)[0], gru(steps)[0]
 assert all(map(torch.equal, before, after))
 grads = [torch.autograd.grad(sum(each.sum() for each in found), steps)[0] for found in (before, after)]
 assert torch.equal(*grads)
+assert torch.equal(F.group_norm(image, 1, ones[:1].expand(3)), F.group_norm(image, 1, ones))
 assert torch._weight_norm(torch.ones(4, 3), torch.ones(4, 1), 0).shape == (4, 3)
 assert torch.arange(6.0).view(2, 3).median(1).values.tolist() == [1.0, 4.0]
 state, weights = torch.zeros(2, 2, 5), [each.detach() for each in gru.parameters()]
@@ -43,6 +44,7 @@ wrong = [
     lambda: F.ctc_loss(scores, targets + (1 << 20), (8, 8), (3, 3)),
     lambda: F.ctc_loss(scores, targets, torch.tensor([8, 8]), torch.tensor([3, 300])),
     lambda: torch.ops.aten._native_batch_norm_legit(image, ones, ones, ones[:1], ones, True, 0.1, 1e-5),
+    lambda: torch.ops.aten.native_group_norm(image[:1], ones[:1].expand(3), ones, 1, 3, 4, 1, 1e-5),
     lambda: torch._weight_norm(torch.rand(4, 3), torch.rand(1, 1), 0),
     lambda: torch.rand(1).expand(1 << 20).median(0),
     lambda: torch.gru(steps, state, [*weights[:2], weights[2][:1], *weights[3:]], *rest),
@@ -60,8 +62,8 @@ for call in wrong:
 @pytest.mark.slow
 def test_checked_operators_give_the_same_and_refuse_what_leads_outside(tmp_path: Path) -> None:
     said = printed(PROGRAM, tmp_path).split()
-    assert said.count("IndexError") >= 9
-    assert len(said) == 11
+    assert said.count("IndexError") >= 10
+    assert len(said) == 12
 
 
 WRITTEN_OVER = """
