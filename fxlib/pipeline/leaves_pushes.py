@@ -9,6 +9,7 @@ from threading import RLock, get_ident
 
 from fxlib.pipeline.request import Request
 from fxlib.pipeline.watch import WATCH, works_for_others
+from fxlib.runtime.ahead import note_step
 from fxlib.runtime.gradients.pushes import PushesInFlight
 from fxlib.runtime.ops.timeline import current_recording
 
@@ -101,7 +102,7 @@ class LeavesPushes(ABC):
         try:
             left.pushes.finish(current_recording())
         except BaseException as error:
-            error.add_note(f"fxlib.pipeline: a push of step {left.step} of the loop, which was left in flight")
+            note_step(error, left.step)
             self.drop()
             raise
 

@@ -371,6 +371,7 @@ class ModuleAhead(LeavesPushes):
 
     def riders(self, pushes: Sequence[Push]) -> Sequence[Rider]:
         """Return the reads that may travel with the next pushes."""
+        WATCH.announce_call()  # another module's push that has failed is raised before these are sent
         with self._preparing:
             if self._left is None and not self._others_push:
                 return self._prepare(pushes)
@@ -463,6 +464,7 @@ class ModuleAhead(LeavesPushes):
     def _make(self, entry: Entry, before: int, *, pushed: bool) -> None:
         """Make the calls of a batch that need not wait for a push; its forward comes after `before` others."""
         with self._own_calls(entry.program):
+            WATCH.announce_call()  # in the call itself, another module's push that failed would be an error of that
             for each in entry.waiting:
                 each.rides = False
                 stale = self._most_stale > 0 and self._may_be_stale(each, before, pushed=pushed)

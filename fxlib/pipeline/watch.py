@@ -200,7 +200,7 @@ class Watch:
 
         @functools.wraps(call)  # so that code that looks for the function below it finds it
         def watched(to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
-            self._announce_call()
+            self.announce_call()
             sent = args[1] if len(args) > 1 else kwargs.get("args")
             states = self._written(to, func, sent or ()) if self._listeners else _NOTHING
             if not states:
@@ -237,7 +237,7 @@ class Watch:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if not self._listeners or _is_within_a_step() or _THREAD.is_own:
                 return original(*args, **kwargs)
-            self._announce_call()
+            self.announce_call()
             found = original(*args, **kwargs)
             with self._lock:
                 for each in list(self._listeners):
@@ -257,7 +257,7 @@ class Watch:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self._announce_call()
+            self.announce_call()
             if not self._listeners:
                 return original(*args, **kwargs)
             write = self.begin(_ANYTHING)
@@ -270,7 +270,8 @@ class Watch:
 
         return watched
 
-    def _announce_call(self) -> None:
+    def announce_call(self) -> None:
+        """Have all listeners settle what has to be over before this process makes a remote call."""
         for each in list(self._listeners):  # without the lock: to settle means to wait for answers
             each.calls()
 

@@ -8,6 +8,18 @@ from typing import Any, Protocol
 
 from fxlib import batch
 
+_LEFT = "fxlib.pipeline: a push of step"
+
+
+def note_step(error: BaseException, step: int) -> None:
+    """Note on the error of a push that a loop has left in flight which step of the loop it is of."""
+    error.add_note(f"{_LEFT} {step} of the loop, which was left in flight")
+
+
+def was_left(error: BaseException) -> bool:
+    """Return whether an error is that of a push left in flight, and not of the call before which it was raised."""
+    return any(each.startswith(_LEFT) for each in getattr(error, "__notes__", ()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rider:

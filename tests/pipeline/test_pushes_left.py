@@ -18,7 +18,7 @@ from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.pipeline.watch import WATCH
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.pushes import PushesInFlight
-from tests.pipeline.clicks import Stateful, batches, run, train
+from tests.pipeline.clicks import Clicks, Stateful, batches, run, train
 from tests.random_programs import simulation
 from tests.random_programs.simulation import simulated
 from tests.random_programs.trainings import look_up_table
@@ -36,9 +36,25 @@ class Table(nn.Module):
         return rpc.rpc_sync("ps1", self._function, args=(x,)) * self.weight
 
 
-def scheduled(function: Callable[..., torch.Tensor]) -> CapturedModule:
+class Pair(nn.Module):
+    """Makes two lookups, which travel in one message within their forward, since a parameter decides what is sent."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 4))
+        self._function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sent = (x * self.weight).detach()
+        found = rpc.rpc_sync("ps1", self._function, args=(sent,))
+        return found + rpc.rpc_sync("ps1", self._function, args=(sent + 1,)) * self.weight
+
+
+def scheduled(
+    function: Callable[..., torch.Tensor], kind: Callable[[Callable[..., torch.Tensor]], nn.Module] = Table
+) -> CapturedModule:
     """A program that sends its pushes together: others make them one by one, and wait for each."""
-    found = fxlib.optimize(fxlib.capture(Table(function)))
+    found = fxlib.optimize(fxlib.capture(kind(function)))
     assert isinstance(found, CapturedModule)
     return found
 
@@ -114,6 +130,28 @@ def test_a_failed_push_that_was_left_in_flight_is_raised_later_and_names_its_ste
         run(fxlib.pipeline(batches(), module, defer_pushes=True), step)
     assert seen == [0.0, 1.0]  # the second forward has waited
     assert any("a push of step 1 of the loop" in note for note in raised.value.__notes__)
+
+
+def test_a_failed_push_is_raised_by_the_next_calls_that_travel_in_one_message() -> None:
+    module = scheduled(look_up_in_vain, Pair)
+    with simulated(5), pytest.raises(ValueError, match="refused 0"):
+        run(fxlib.pipeline(batches(), module, defer_pushes=True), lambda x: train(module, x))
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [fxlib.push_gradients, lambda module: fxlib.prefetch(module, torch.ones(2, 4))],
+    ids=["pushes", "a prefetch"],
+)
+def test_a_failed_push_is_raised_by_what_another_module_sends(deed: Callable[[nn.Module], object]) -> None:
+    module, pair, clicks = scheduled(look_up_in_vain), scheduled(look_up_table, Pair), fxlib.capture(Clicks())
+    with simulated(5):
+        pair(torch.ones(2, 4)).sum().backward()
+        loop = iter(fxlib.pipeline(batches(), module, defer_pushes=True))
+        train(module, next(loop))
+        with pytest.raises(ValueError, match="refused 0"):
+            deed(pair if deed is fxlib.push_gradients else clicks)
+        loop.close()  # type: ignore[attr-defined]
 
 
 def test_the_last_pushes_of_a_loop_raise_at_its_end() -> None:

@@ -27,7 +27,7 @@ from torch.distributed import rpc
 from fxlib import batch
 from fxlib.errors import ContractError
 from fxlib.runtime import functions
-from fxlib.runtime.ahead import Rider
+from fxlib.runtime.ahead import Rider, was_left
 from fxlib.runtime.ops import operators
 from fxlib.runtime.ops.batches import is_refusal, tell_of_refusal
 from fxlib.runtime.ops.timeline import Recording
@@ -223,7 +223,9 @@ class _Round:
             try:
                 return PushMessage(pushes, self._recording, rider)
             except Exception as error:  # noqa: BLE001 - the program's push raises it, whatever it is
-                if rider is not None:
+                if was_left(error):  # none of these is to blame
+                    self._note({pushes[0]: Raised(error)})
+                elif rider is not None:
                     to_come.appendleft(pushes)
                 elif len(pushes) > 1:  # one of them is to blame, and the ones before it are not
                     to_come.extendleft([push] for push in reversed(pushes))

@@ -15,6 +15,7 @@ from torch.distributed import rpc
 from fxlib import batch
 from fxlib.errors import ContractError, FxlibError, FxlibWarning
 from fxlib.runtime import functions
+from fxlib.runtime.ahead import was_left
 from fxlib.runtime.dynamo import outside_of_dynamo
 from fxlib.runtime.ops.operators import Future, call_now, is_this_process, server_name
 from fxlib.runtime.tracking.flow_control import DEADLINES, in_own_time, own_timeout
@@ -111,9 +112,10 @@ class BatchInFlight:
         only if the message was never sent, or was refused before any of them ran; otherwise its error is that of the
         first call.
         """
-        if isinstance(self.refused, FxlibError) and not isinstance(self.refused, ContractError):
-            return [_Raised(self.refused)]  # the program must not make calls now
         cause = self.refused
+        stops = isinstance(cause, FxlibError) and not isinstance(cause, ContractError)
+        if cause is not None and (stops or was_left(cause)):
+            return [_Raised(cause)]  # the program must not make calls now
         try:
             if self.future is not None:
                 landed: list[Any] = self.future.wait()
