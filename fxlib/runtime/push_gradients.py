@@ -9,7 +9,7 @@ from torch import nn
 from fxlib.errors import FxlibError
 from fxlib.runtime.ahead import Ahead
 from fxlib.runtime.gradients.plain_forward import AsWritten, as_written
-from fxlib.runtime.gradients.pushes import PushesInFlight, may_be_left, push_all
+from fxlib.runtime.gradients.pushes import PushesInFlight, may_be_left, push_all, uninterrupted
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.module import CapturedModule
 from fxlib.runtime.ops.timeline import current_recording
@@ -59,7 +59,8 @@ def push_gradients(module: nn.Module) -> None:
     try:
         riders = [rider for ahead in aheads for rider in ahead.riders(pending)]
         if leaves:
-            aheads[0].left(PushesInFlight(pending, current_recording(), riders))
+            with uninterrupted():  # or nobody would wait for what was sent
+                aheads[0].left(PushesInFlight(pending, current_recording(), riders))
             return
         push_all(pending, current_recording(), riders, lambda: _while_pushing(aheads))
     except BaseException:

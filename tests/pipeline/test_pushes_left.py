@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from fxlib.errors import FxlibWarning
 from fxlib.pipeline.module_ahead import ahead_of
 from fxlib.pipeline.watch import WATCH
 from fxlib.runtime import CapturedModule
-from fxlib.runtime.gradients.pushes import PushesInFlight
+from fxlib.runtime.gradients.pushes import PushesInFlight, _Round
 from tests.pipeline.clicks import Clicks, Stateful, batches, run, train
 from tests.random_programs import simulation
 from tests.random_programs.simulation import simulated
@@ -193,6 +194,23 @@ def test_an_interrupt_while_a_loop_closes_leaves_no_loop_open() -> None:
         assert ahead is not None
         assert not ahead.may_leave_pushes
         assert not WATCH.is_watching
+
+
+def test_an_interrupt_while_pushes_are_sent_leaves_them_to_be_waited_for() -> None:
+    module, begin = scheduled(look_up_table), _Round.begin
+
+    def interrupted_begin(pushes: _Round) -> None:
+        begin(pushes)
+        signal.raise_signal(signal.SIGINT)
+
+    finished = mock.patch.object(PushesInFlight, "finish", autospec=True, side_effect=PushesInFlight.finish)
+    with simulated(5), finished as finish:
+        loop = iter(fxlib.pipeline(batches(), module, defer_pushes=True))
+        with mock.patch.object(_Round, "begin", interrupted_begin), pytest.raises(KeyboardInterrupt):
+            train(module, next(loop))
+        rpc.rpc_sync("ps0", simulation.count, args=(torch.ones(2, 4),))
+        assert finish.call_count == 1
+        loop.close()  # type: ignore[attr-defined]
 
 
 def test_a_loop_that_begins_with_a_failed_push_of_the_one_before_raises_it_and_leaves_nothing_open() -> None:
