@@ -12,6 +12,7 @@ from fxlib.errors import ContractError
 from fxlib.pipeline.updates import same_known
 from fxlib.runtime import functions
 from fxlib.runtime.functions import name_of
+from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.spec.contract import Contract, contract_of
 from fxlib.utils.compare import same_bits
 
@@ -64,7 +65,7 @@ def check_keys(
         for gradient in gradients:
             if reading is not None:
                 case.read(reading)
-            push(*case.with_keys(some), gradient)
+            push(*case.with_keys(some), gradient.clone())
         return case.read()
 
     after = pushed(reading=None)
@@ -86,15 +87,14 @@ def _check_update(  # noqa: PLR0917 - what it checks
     """Compare pushes made on the server with the same ones made by their update; one of the keys is named twice."""
     read_known, updated = functions.resolve(with_state), functions.resolve(update)
     first = case.begin()
-    arguments = case.with_keys(chosen)
-    known: KnownRows = read_known(*arguments)
+    known: KnownRows = read_known(*case.with_keys(chosen))
     _same(first[chosen], known.rows, f"{with_state} returns other rows")
     settings = known.settings
     for each in gradients:
         gradient = torch.cat([each, each[:1]])
-        known = updated(known, *arguments, gradient)
-        push(*arguments, gradient)
-        server: KnownRows = read_known(*arguments)
+        known = updated(known, *case.with_keys(chosen), gradient.clone())
+        push(*case.with_keys(chosen), gradient)
+        server: KnownRows = read_known(*case.with_keys(chosen))
         where = f"{update} makes other rows of them than {name_of(push)}"
         _same(server.rows, known.rows, where)
         if not same_known(server, known):
@@ -139,9 +139,9 @@ class _Case:
         return found.detach().clone()
 
     def with_keys(self, chosen: torch.Tensor | None) -> tuple[Any, ...]:
-        """Return the arguments with some of the keys."""
-        keys = self.keys.clone() if chosen is None else self.keys[chosen]
-        return tuple(keys if each is self.keys else each for each in self.args)
+        """Return the arguments with some of the keys, which the function may write to, as a server may."""
+        keys = self.keys if chosen is None else self.keys[chosen]
+        return tuple(as_it_is(keys if each is self.keys else each) for each in self.args)
 
 
 def _contract(function: Callable[..., object]) -> Contract:

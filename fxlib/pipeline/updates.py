@@ -23,6 +23,7 @@ from fxlib.errors import ContractError
 from fxlib.runtime import functions
 from fxlib.runtime.gradients.pushes import Push
 from fxlib.runtime.ops.batches import IN_ORDER, NamedCall
+from fxlib.runtime.tracking.autograd_node import as_it_is
 from fxlib.spec.contract import Contract
 from fxlib.utils.compare import same_bits
 
@@ -252,7 +253,8 @@ def _updated(push: Push, known: KnownRows) -> KnownRows:
     assert push.contract is not None and push.contract.update is not None  # noqa: PT018, S101 - it has a block
     name = push.contract.update
     with torch.autocast("cpu", enabled=False):
-        found: object = functions.resolve(name)(known, *push.call.arguments, **push.call.kwargs)
+        args, kwargs = as_it_is(push.call.arguments), as_it_is(push.call.kwargs)  # the pushes in flight have the others
+        found: object = functions.resolve(name)(known, *args, **kwargs)
     if not isinstance(found, KnownRows) or len(found.tensors) != len(known.tensors):
         raise NotUpdated(f"{name} returns other rows than it was given")
     for new, old in zip(found.tensors, known.tensors, strict=True):

@@ -221,6 +221,21 @@ def test_an_update_that_fails_is_told_of_and_rows_are_read_again(update: Any, to
 
 
 @pytest.mark.slow
+def test_an_update_may_write_to_its_arguments_as_a_server_may() -> None:
+    def writes(known: batch.KnownRows, table: str, keys: torch.Tensor, gradient: torch.Tensor) -> batch.KnownRows:
+        found = moved(known, table, keys, gradient)
+        keys.add_(1)
+        gradient.mul_(0.5)
+        return found
+
+    resolve = fxlib.runtime.functions.resolve
+    with mock.patch(
+        "fxlib.pipeline.updates.functions.resolve", lambda name: writes if "moved" in name else resolve(name)
+    ):
+        check_same(KEYS * 3, look_up_momentum)
+
+
+@pytest.mark.slow
 def test_an_update_that_makes_other_rows_is_found_by_reading_some_of_them_again() -> None:
     def forgets(known: batch.KnownRows, *others: Any) -> batch.KnownRows:
         return replace(moved(known, *others), state=known.state)
@@ -272,6 +287,22 @@ def test_several_trainers_push_unseen_so_that_nothing_is_updated() -> None:
 @pytest.mark.usefixtures("no_delay")
 def test_a_server_that_keeps_its_update_passes() -> None:
     fxlib.check_keys(look_up_momentum, push_momentum, begin("users", torch.arange(3, 40, 5)))
+
+
+@fxlib.remote(writes="keyed", part="table", keys="keys", update=f"{__name__}:moved_in_place")
+def push_in_place(table: str, keys: torch.Tensor, gradient: torch.Tensor) -> None:
+    push_momentum(table, keys, gradient.mul_(0.5))
+    keys.zero_()
+
+
+@fxlib.remote(pure=True)
+def moved_in_place(known: batch.KnownRows, table: str, keys: torch.Tensor, gradient: torch.Tensor) -> batch.KnownRows:
+    return moved(known, table, keys, gradient.mul_(0.5))
+
+
+@pytest.mark.usefixtures("no_delay")
+def test_functions_that_write_to_their_arguments_pass() -> None:
+    fxlib.check_keys(look_up_momentum, push_in_place, begin("users", torch.arange(3, 40, 5)))
 
 
 @fxlib.remote(writes="keyed", part="table", keys="keys", update=f"{__name__}:moved_too_far")
