@@ -19,7 +19,7 @@ from fxlib.errors import FxlibError, FxlibWarning
 from fxlib.pipeline.entry import Entry
 from fxlib.pipeline.module_ahead import ModuleAhead, ahead_of, captured_in
 from fxlib.pipeline.puller import Pulled, Puller, why_not_ahead
-from fxlib.pipeline.reused_memory import still_as_they_are
+from fxlib.pipeline.reused_memory import leaves_of, still_as_they_are
 from fxlib.runtime import CapturedModule
 from fxlib.runtime.gradients.pushes import uninterrupted
 from fxlib.runtime.tracking.flow_control import tensor_bytes
@@ -28,6 +28,10 @@ from fxlib.spec.inputs import Batch
 B = TypeVar("B")
 Inputs = Callable[[Any], Any]
 """A function that maps a batch to the module's arguments: a tuple, a dict by name, a `fxlib.Batch`, or a single one."""
+
+
+def _bytes_of(batch: object) -> int:
+    return sum(map(tensor_bytes, leaves_of(batch)))
 
 
 def _steps_stale(stale: object) -> int:
@@ -253,7 +257,7 @@ class Pipeline(Generic[B]):
         if not queue:
             return True
         limit = self._memory_bytes
-        has_room = limit is None or sum(tensor_bytes(each.batch) for each in queue) < limit
+        has_room = limit is None or sum(_bytes_of(each.batch) for each in queue) < limit
         return has_room and queue[-1].error is None
 
     def _close(self, used: Mapping[ModuleAhead, Iterable[Pulled[B]]]) -> None:
@@ -304,7 +308,7 @@ class Pipeline(Generic[B]):
                 return
             if self._memory_bytes is not None:
                 of_results = ahead.result_bytes
-                held += tensor_bytes(each.batch) + of_results
+                held += _bytes_of(each.batch) + of_results
                 if held > self._memory_bytes or (index > 0 and not of_results):
                     return
             if not each.was_tried:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fxlib.errors import FxlibError
 from fxlib.pipeline.unchanged import bits_of
-from fxlib.spec.inputs import Batch
+from fxlib.utils.pytree import leaves
 
 
 @contextmanager
@@ -21,11 +21,11 @@ def still_as_they_are(batches: Sequence[Any]) -> Iterator[None]:
     Raises:
         FxlibError: one of them is not.
     """
-    before = [list(map(_Leaf, _leaves(batch), _leaves(batch))) for batch in batches]
+    before = [list(map(_Leaf, leaves_of(batch), leaves_of(batch))) for batch in batches]
     yield
     for batch, were in zip(batches, before, strict=True):
-        leaves = _leaves(batch)
-        if len(leaves) != len(were) or not all(was.is_still(each) for was, each in zip(were, leaves, strict=True)):
+        now = leaves_of(batch)
+        if len(now) != len(were) or not all(was.is_still(each) for was, each in zip(were, now, strict=True)):
             raise FxlibError(
                 "the loader has changed a batch that the loop has not worked on yet, which is lost: "
                 "it uses the memory of a batch again for another one",
@@ -58,8 +58,12 @@ class _Leaf:
         return torch.equal(bits, self._bits)
 
 
-def _leaves(batch: Any) -> list[Any]:
-    return pytree.tree_leaves((batch.inputs, batch.kwargs) if isinstance(batch, Batch) else batch)
+def leaves_of(batch: object) -> list[object]:
+    """Return the leaves of a batch, those in dataclasses and plain objects among them."""
+    try:
+        return [each for _, each in leaves(batch)]
+    except (AttributeError, RecursionError):  # an object lacks a field, or holds itself
+        return pytree.tree_leaves(batch)
 
 
 def _state(value: Any) -> tuple[int, torch.Tensor | None]:

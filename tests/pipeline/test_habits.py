@@ -395,6 +395,7 @@ def test_a_checkpoint_of_each_step_goes_on_with_the_next_batch() -> None:
 def test_one_batch_beyond_the_memory_is_pulled_at_most() -> None:
     module, of_one = captured(), batches()[0].nbytes
     for memory_bytes, pulled in ((None, 5), (1, 2), (of_one + 1, 3)):
-        given = iter(batches(9))
-        next(iter(fxlib.pipeline(given, module, depth=4, memory_bytes=memory_bytes, ahead=True)))
-        assert len(list(given)) == 9 - pulled
+        for made in (lambda x: x, lambda x: fxlib.Batch(inputs=(x,))):
+            given = iter(list(map(made, batches(9))))
+            next(iter(fxlib.pipeline(given, module, depth=4, memory_bytes=memory_bytes, ahead=True)))
+            assert len(list(given)) == 9 - pulled

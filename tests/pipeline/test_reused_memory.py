@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,49 @@ def in_one_list() -> Iterator[list[torch.Tensor]]:
         yield batch
 
 
+@dataclass
+class Record:
+    x: torch.Tensor
+
+
+class Held:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+def in_one_record() -> Iterator[Record]:
+    buffer = torch.empty(2, 4)
+    for batch in batches():
+        yield Record(buffer.copy_(batch))
+
+
+def in_one_object() -> Iterator[Held]:
+    buffer = torch.empty(2, 4)
+    held = Held(buffer)
+    for batch in batches():
+        buffer.copy_(batch)
+        yield held
+
+
+def in_one_target() -> Iterator[fxlib.Batch]:
+    buffer = torch.empty(2, 4)
+    for batch in batches():
+        yield fxlib.Batch(inputs=(batch,), target=buffer.copy_(batch))
+
+
 def in_two_tensors() -> Iterator[torch.Tensor]:
     buffers = torch.empty(2, 4), torch.empty(2, 4)
     for place, batch in enumerate(batches()):
         yield buffers[place % 2].copy_(batch)
 
 
-@pytest.mark.parametrize("loader", [in_one_tensor, in_one_large_tensor, in_one_array, in_one_list])
+@pytest.mark.parametrize(
+    "loader",
+    [
+        *(in_one_tensor, in_one_large_tensor, in_one_array, in_one_list),
+        *(in_one_record, in_one_object, in_one_target),
+    ],
+)
 def test_a_loader_that_writes_over_a_batch_before_its_step_is_told_of(
     loader: Callable[[], Iterator[Any]],
 ) -> None:
