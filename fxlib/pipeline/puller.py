@@ -48,9 +48,15 @@ def why_not_ahead(loader: object) -> str:
         return f"nothing is known of what a {type(loader).__name__} does when it is asked for a batch"
     if loader.num_workers == 0:
         return "the loader has no worker processes, and may draw from this process's generators"
-    if loader.persistent_workers and type(loader.dataset) is not data.TensorDataset:
+    if loader.persistent_workers and not _draws_nothing(loader):
         return "its workers outlive the epoch, and a batch pulled in vain, as before a break, changes what they draw"
     return _why_not_sampled_ahead(loader)
+
+
+def _draws_nothing(loader: data.DataLoader[Any]) -> bool:
+    """Return whether what runs in a loader's workers is known to draw nothing."""
+    collates = (data.default_collate, data.default_convert)
+    return type(loader.dataset) is data.TensorDataset and loader.collate_fn in collates
 
 
 def _why_not_sampled_ahead(loader: data.DataLoader[Any]) -> str:

@@ -340,6 +340,9 @@ def loaders() -> dict[str, Callable[[], data.DataLoader[Any]]]:
     longer = data.RandomSampler(given, num_samples=9, generator=generator)
     return {
         "its workers outlive the epoch": loader(persistent_workers=True),
+        "a batch pulled in vain": lambda: data.DataLoader(  # its collation may draw
+            data.TensorDataset(given[0]), num_workers=1, persistent_workers=True, collate_fn=torch.stack
+        ),
         "Chosen": loader(Chosen),
         "Backwards": loader(batch_sampler=data.BatchSampler(Backwards(), 2, drop_last=False)),
         "again and again": loader(sampler=again),
