@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import nn
@@ -28,6 +30,13 @@ from fxlib.spec.inputs import Batch
 B = TypeVar("B")
 Inputs = Callable[[Any], Any]
 """A function that maps a batch to the module's arguments: a tuple, a dict by name, a `fxlib.Batch`, or a single one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NoState:
+    """Stands for the state of a loader that raises where it is asked for it."""
+
+    error: Exception
 
 
 def _bytes_of(batch: object) -> int:
@@ -178,6 +187,8 @@ class Pipeline(Generic[B]):
         """
         for each in self._used:
             each.settle_pushes()
+        if isinstance(self._state, _NoState):
+            raise self._state.error
         if self._state is not None:
             return self._state
         return self._stateful("state_dict").state_dict()
@@ -190,6 +201,13 @@ class Pipeline(Generic[B]):
         """
         self._state = None
         self._stateful("load_state_dict").load_state_dict(state)
+
+    def _state_now(self) -> Any:
+        """Return the loader's state, in objects that the next pull does not change."""
+        try:
+            return copy.deepcopy(self._stateful("state_dict").state_dict())
+        except Exception as error:  # noqa: BLE001 - raised where the program asks for the state
+            return _NoState(error)
 
     def _stateful(self, name: str) -> Any:
         if not hasattr(self._loader, name):
@@ -205,7 +223,7 @@ class Pipeline(Generic[B]):
         def pull(*, early: bool) -> None:
             queue.append(puller.pull(early=early))
             if keeps_state:
-                states.append(self._stateful("state_dict").state_dict() if puller.ahead else None)
+                states.append(self._state_now() if puller.ahead else None)
 
         used = self._used = {}
         try:

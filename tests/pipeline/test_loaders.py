@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 from torch.utils import data
+from typing_extensions import override
 
 import fxlib
 from fxlib.errors import FxlibError, FxlibWarning
@@ -150,6 +153,38 @@ def test_a_checkpoint_counts_the_batches_that_were_yielded(sent: Sent, module: C
     resumed = fxlib.pipeline(Stateful(), module, ahead=True)
     resumed.load_state_dict(loop.state_dict())
     assert [float(each[0, 0]) for each in resumed] == [1.0, 2.0, 3.0]
+
+
+class Live(Stateful):
+    """Hands out the very dict in which it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = {"place": 0}
+
+    @override
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for batch in super().__iter__():
+            self.state["place"] += 1
+            yield batch
+
+    @override
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+
+def test_a_checkpoint_is_of_its_step_though_the_loader_goes_on_in_it() -> None:
+    loop = fxlib.pipeline(Live(), nn.Identity(), ahead=True, depth=2)
+    assert [dict(loop.state_dict()) for _ in loop] == [{"place": 1}, {"place": 2}, {"place": 3}, {"place": 4}]
+
+
+def test_a_loader_that_cannot_tell_its_state_raises_where_that_is_asked_for() -> None:
+    loader = Stateful()
+    with mock.patch.object(Stateful, "state_dict", side_effect=NotImplementedError("no state")):
+        loop = fxlib.pipeline(loader, nn.Identity(), ahead=True)
+        assert len(list(loop)) == 4
+        with pytest.raises(NotImplementedError, match="no state"):
+            loop.state_dict()
 
 
 def test_a_loader_without_a_state_has_none_under_a_pipeline(module: CapturedModule) -> None:
