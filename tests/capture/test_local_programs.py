@@ -266,6 +266,25 @@ def test_forward_hooks_of_submodules_are_part_of_the_program() -> None:
     same(model, X)
 
 
+def test_hooks_of_a_captured_module_within_a_model_are_part_of_the_program() -> None:
+    hooked: dict[str, Callable[[nn.Module], object]] = {
+        "forward": lambda inner: inner.register_forward_hook(lambda module, inputs, output: output + 1),
+        "forward pre": lambda inner: inner.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 3,)),
+        "backward": lambda inner: inner.register_full_backward_hook(lambda _, given, __: (cast(Any, given)[0] * 5,)),
+    }
+    for register in hooked.values():
+        inner = fxlib.capture(nn.Sequential(nn.Linear(3, 3)))
+        register(inner)
+        model = nn.Sequential(inner, nn.Linear(3, 3))
+        found = []
+        for module in (model, fxlib.capture(model)):
+            x = torch.ones(2, 3, requires_grad=True)
+            output = module(x)
+            output.sum().backward()
+            found.append((output.tolist(), cast(Any, x.grad).tolist()))
+        assert found[0] == found[1]
+
+
 class Program(nn.Module):
     """A program drawn at random: each step makes a value, or writes to one through some of its names."""
 

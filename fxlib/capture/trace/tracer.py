@@ -309,8 +309,9 @@ class RemoteTracer(Tracer):
             return forward(*args, **kwargs)
         if isinstance(m, _RemoteModule):
             return self.calls.method_call("sync", m.module_rref, "forward", args, kwargs)
-        if isinstance(m, CapturedModule) and m._fxlib.original is not None:
-            return m._fxlib.original.forward(*args, **kwargs)
+        inner = m._fxlib.original if isinstance(m, CapturedModule) else None
+        if inner is not None and not self.is_leaf_module(m, (self.submodule_paths or {}).get(m, "")):
+            return inner._call_impl(*args, **kwargs)  # with the hooks, which are those of both
         if self.traced_through.includes(m):
             with self.traced_through.inside(m):
                 return super().call_module(m, forward, args, kwargs)
