@@ -19,6 +19,8 @@ from fxlib.runtime.submodules import TABLES
 
 _OF_CONTAINERS = ("__getitem__", "__setitem__", "__delitem__", "__len__", "__iter__", "__contains__")
 """Methods that Python looks up on the class, by which `nn.Sequential` and other containers give their parts."""
+_OF_MODULES = ("load_state_dict", "parameters", "state_dict", "to", "zero_grad")
+"""Methods that every module has, and a model may have in a form of its own."""
 
 
 class MirroredModule(GraphModule):
@@ -26,12 +28,15 @@ class MirroredModule(GraphModule):
 
     _fxlib: ModuleState
 
-    def _be_container(self) -> None:
-        """Have this module's class, which no other module has, the methods by which its original gives its parts."""
-        original = self._fxlib.original
-        for name in _OF_CONTAINERS:
-            if hasattr(type(original), name):
-                setattr(type(self), name, _handed_on(name))
+    def _be_like_original(self) -> None:
+        """Have this module's class, which no other module has, what the class of its original has of its own."""
+        if (original := self._fxlib.original) is None:
+            return
+        kind: Any = type(self)
+        for name in (*_OF_CONTAINERS, *_OF_MODULES):
+            if getattr(type(original), name, None) is not getattr(nn.Module, name, None):
+                setattr(kind, name, _handed_on(name))
+        kind._version = original._version  # checkpoints have it, by which older ones are told
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
@@ -172,10 +177,14 @@ class MirroredModule(GraphModule):
 def _handed_on(name: str) -> Callable[..., Any]:
     """Return a method that is the original's."""
 
-    def method(self: MirroredModule, *args: Any) -> Any:
+    def method(self: MirroredModule, *args: Any, **kwargs: Any) -> Any:
+        state = self._fxlib
+        if name == "state_dict" and state.ahead is not None:
+            state.ahead.settle_pushes()
         self._follow()
         try:
-            return getattr(self._fxlib.original, name)(*args)
+            found = getattr(state.original, name)(*args, **kwargs)
+            return self if found is state.original else found
         finally:
             self._follow()
 

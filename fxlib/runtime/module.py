@@ -112,7 +112,7 @@ class CapturedModule(MirroredModule):
         self.__dict__["_fxlib"] = state
         if original is not None:
             del self.__dict__["_is_full_backward_hook"]  # the original's flag holds for the hooks of both
-            self._be_container()
+            self._be_like_original()
 
     _fxlib: ModuleState
     _program: _Program
@@ -190,7 +190,7 @@ class CapturedModule(MirroredModule):
         memo[id(self)] = copied
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         copied.graph = copied.__dict__["_graph"]
-        copied._be_container()
+        copied._be_like_original()
         return copied
 
     @override

@@ -29,6 +29,7 @@ from fxlib.runtime.guards.folded_weights import FOLDED
 from fxlib.runtime.ops.registry import CREATIONS, FETCHES, REFERENCES, TRACKERS
 from fxlib.runtime.program_modes import grad_mode_after
 from fxlib.runtime.results import returned
+from fxlib.runtime.submodules import local_parameters
 from fxlib.wire import OpaqueAttribute, OpaqueRRef
 
 _USERS = frozenset({Part.LOCAL, Part.CALL, Part.ISSUE, Part.FENCE})
@@ -72,7 +73,7 @@ class GradientUses:
         self._joined: dict[Hashable, Hashable] = {}
         """Joined accounts, each with an account that it was joined with."""
         if any(node.target in FETCHES and self._fetches_own(node) for node in effects.nodes):
-            self._held.update(self._account_of_state(each) for each in module.parameters())
+            self._held.update(self._account_of_state(each) for each in local_parameters(module).values())
         state = getattr(module, "_fxlib", None)
         recording = state is None or state.conditions.grad_enabled
         for node, behaviour in zip(effects.nodes, effects.behaviours, strict=True):
