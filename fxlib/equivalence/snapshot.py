@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fxlib.runtime.preserve_state import copied, state_kept
+from fxlib.runtime.push_gradients import gradients_left_out
 from fxlib.runtime.submodules import local_modules, local_parameters, local_tensors, remote_modules
 from fxlib.utils.compare import is_freed, kind, same_bits, wraps
 from fxlib.utils.pytree import leaves, structure
@@ -47,7 +48,7 @@ def left_behind(module: nn.Module, batches: Sequence[CallArguments], *, grad: bo
     """
     found: dict[str, object] = {}
     failed, calls = None, 0
-    with state_kept(module):
+    with state_kept(module), gradients_left_out(module):
         flags = _flags(module)
         passing = {name: _copied(each) for name, each in _unsaved(module)}
         for number, batch in enumerate(batches):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
@@ -99,6 +100,21 @@ def drop_gradients(module: nn.Module) -> None:
             tape.drop()
     for each in aheads:
         each.pushed()
+
+
+@contextmanager
+def gradients_left_out(module: nn.Module) -> Iterator[None]:
+    """Let a block run forwards and backwards of a module whose gradients go to no server, then or later.
+
+    Gradients that are due before the block are due after it.
+    """
+    within = [each for _, each in local_modules(module)]
+    tapes = [each._fxlib.tape for each in within if isinstance(each, CapturedModule)]
+    tapes += [each.tape for each in as_written(within)]
+    with ExitStack() as stack:
+        for tape in tapes:
+            stack.enter_context(tape.set_aside())
+        yield
 
 
 def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten], list[Ahead]]:

@@ -6,7 +6,8 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -142,6 +143,16 @@ class Tape:
                 elif backward is not None:
                     self._forwards.append(forward)
         return sorted(taken, key=attrgetter("number"))  # some were put back behind others
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let a block make forwards and backwards whose gradients nobody pushes; what is on the tape now stays."""
+        kept = vars(self).copy()
+        vars(self).update(vars(Tape()))
+        try:
+            yield
+        finally:
+            vars(self).update(kept)
 
     def put_back(self, forward: _Forward) -> None:
         """Keep a forward once more, whose backward brings gradients after others were taken."""

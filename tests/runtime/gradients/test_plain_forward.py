@@ -327,3 +327,14 @@ def test_after_an_interrupt_nothing_is_watched() -> None:
     model.loss.backward()
     push_gradients(model)
     assert pushed() == ["a [2.0, 2.0]"]
+
+
+def test_a_comparison_pushes_nothing_of_its_own_and_leaves_what_is_due() -> None:
+    for module in (refused(WeighsOne()), fxlib.capture(WeighsOne())):
+        module(ROWS).sum().backward()
+        assert fxlib.verify(module, module, [ROWS])
+        push_gradients(module)
+        assert pushed() == ["a [2.0, 2.0]"]
+        assert fxlib.verify(module, module, [ROWS])
+        push_gradients(module)
+        assert pushed() == []
