@@ -12,6 +12,7 @@ from torch.distributed import rpc
 
 import fxlib
 from fxlib.recipes import recipes
+from fxlib.runtime.gradients.plain_forward import train_as_written
 from tests.runtime.remote_functions import read, read_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("servers")]
@@ -91,6 +92,21 @@ def test_gradients_are_pushed_as_they_are_uncompiled() -> None:
         for _ in range(2):
             called(*BATCH).square().mean().backward()
             fxlib.push_gradients(module)
+        found.append([rpc.rpc_sync(to, read_log) for to in ("ps0", "ps1")])
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 4
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf", "ignore:Dynamo does not know")
+def test_a_model_that_could_not_be_captured_is_pushed_for_though_it_is_compiled() -> None:
+    found = []
+    for wrap in (lambda each: each, lambda each: torch.compile(each, backend="eager")):
+        model = Clicks()
+        train_as_written(model, {})
+        called: Any = wrap(model)
+        for _ in range(2):
+            called(*BATCH).square().mean().backward()
+            fxlib.push_gradients(model)
         found.append([rpc.rpc_sync(to, read_log) for to in ("ps0", "ps1")])
     assert found[0] == found[1]
     assert len(found[0][0]) == 4

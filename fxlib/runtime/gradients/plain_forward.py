@@ -27,6 +27,7 @@ from torch.distributed.rpc.internal import RPCExecMode
 
 from fxlib.errors import ContractError, FxlibWarning
 from fxlib.runtime import functions
+from fxlib.runtime.dynamo import outside_of_dynamo
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.ops import contract_lookup, operators
 from fxlib.runtime.ops.contract_lookup import method_called
@@ -235,6 +236,7 @@ class _Answer:
         self._push = push
         self._forward = forward
 
+    @outside_of_dynamo
     def wait(self) -> Any:
         """Wait for the result, and track it; a program that pushes by itself still finds its `grad`."""
         answered = self._future.wait()
@@ -292,6 +294,7 @@ def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, cal
         model.register_forward_hook(_end, always_call=True)
 
 
+@outside_of_dynamo
 def _begin(module: nn.Module, _: Any) -> None:
     """Watch the forward that begins. A copy of the model has the hooks, too, but is not watched."""
     if (trained := _TRAINED.get(module)) is not None:
@@ -300,6 +303,7 @@ def _begin(module: nn.Module, _: Any) -> None:
         _RUNNING[id(watch)] = (trained, watch)
 
 
+@outside_of_dynamo
 def _end(module: nn.Module, _: Any, __: Any) -> None:
     watch = _thread.watch
     if module in _TRAINED and watch is not None:
@@ -367,6 +371,7 @@ def _observe() -> None:
     if _is_ours(plain) or _is_ours(inspect.unwrap(plain, stop=_is_ours)):
         return
 
+    @outside_of_dynamo
     @functools.wraps(plain)
     def invoke(  # noqa: PLR0917 - torch's own signature
         to: Any, func: Any, rpc_type: Any, args: Any = None, kwargs: Any = None, rpc_timeout: float = UNSET_RPC_TIMEOUT
