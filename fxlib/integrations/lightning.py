@@ -45,7 +45,9 @@ def callback(
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self.training.begin(pl_module)
-            self._pushed = trainer.global_step
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self._pushed = trainer.global_step  # a checkpoint that the fit goes on from has been read by now
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
             if trainer.global_step != self._pushed:  # gradients accumulate until the optimizer steps

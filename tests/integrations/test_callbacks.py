@@ -35,8 +35,10 @@ class Loop:
     def __init__(self, model: nn.Module, callback: Any) -> None:
         self.model, self.callback, self.global_step = model, callback, 0
 
-    def lightning(self, batches: int, accumulate: int, *, fails: bool = False) -> None:
+    def lightning(self, batches: int, accumulate: int, *, begun: int = 0, fails: bool = False) -> None:
         self.callback.on_fit_start(self, self.model)
+        self.global_step = begun
+        self.callback.on_train_start(self, self.model)
         for index in range(batches):
             self.global_step += (index + 1) % accumulate == 0
             self.callback.on_train_batch_end(self, self.model, None, None, index)
@@ -87,6 +89,13 @@ def test_lightning_s_fit_pushes_once_for_each_step_of_the_optimizer(address: str
     assert result.adopted
     assert pushed == [result.module] * 3
     assert model.inner["net"] is net
+
+
+def test_a_fit_that_goes_on_from_a_checkpoint_pushes_at_its_first_step(address: str, pushed: list[nn.Module]) -> None:
+    model = Whole()
+    callback = lightning.callback("inner.net", workload(), address)
+    Loop(model, callback).lightning(batches=3, accumulate=2, begun=10)
+    assert pushed == [callback.training.result.module]
 
 
 def test_a_fit_that_fails_drops_its_gradients_and_leaves_the_model_as_it_was(
