@@ -15,6 +15,7 @@ from fxlib.client.request import RequestOptions
 from fxlib.client.result import Result
 from fxlib.errors import WorkloadError
 from fxlib.runtime.push_gradients import drop_gradients, push_gradients
+from fxlib.runtime.submodules import local_modules
 from fxlib.spec.workload import Workload
 
 
@@ -38,24 +39,26 @@ class Training:
                 where="part",
                 hint="Name the submodule that calls servers; or pass the loop what client.optimize returned.",
             )
-        self._owner, _, self._name = part.rpartition(".")
+        self._part = part
         self._workload, self._address, self._asked = workload, address, asked
-        self._replaced: tuple[nn.Module, nn.Module] | None = None
-        """The module that holds the part, and the original, while the answer stands in its place."""
+        self._replaced: list[tuple[nn.Module, str, nn.Module]] = []
+        """The places of the part, each as the module that holds it, its name there, and the original, while the answer
+        stands in them."""
         self.result: Result | None = None
         """The service's answer; None before training."""
 
     def begin(self, model: nn.Module) -> None:
         """Ask the service, and replace the part by the answer; one that an earlier training left is put back first."""
-        if self._replaced is not None:  # by a training that failed, whose loop said nothing of that
+        if self._replaced:  # by a training that failed, whose loop said nothing of that
             self.drop()
             self.end()
-        owner = model.get_submodule(self._owner)
-        original = owner.get_submodule(self._name)
+        original = model.get_submodule(self._part)
         with connect(self._address) as client:
             self.result = client.optimize(original, self._workload, progress=False, **self._asked)
-        setattr(owner, self._name, self.result.module)
-        self._replaced = owner, original
+        held = ((owner, name, part) for _, owner in local_modules(model) for name, part in owner._modules.items())
+        self._replaced = [(owner, name, part) for owner, name, part in held if part is original]  # it may be shared
+        for owner, name, _ in self._replaced:
+            setattr(owner, name, self.result.module)
 
     def push(self) -> None:
         """Push the gradients of remote results; call it after each step of the optimizer."""
@@ -69,7 +72,6 @@ class Training:
 
     def end(self) -> None:
         """Restore the part; it has the same parameters."""
-        if self._replaced is not None:
-            owner, original = self._replaced
-            setattr(owner, self._name, original)
-            self._replaced = None
+        for owner, name, original in self._replaced:
+            setattr(owner, name, original)
+        self._replaced = []

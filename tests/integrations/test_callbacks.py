@@ -98,6 +98,19 @@ def test_a_fit_that_goes_on_from_a_checkpoint_pushes_at_its_first_step(address: 
     assert pushed == [callback.training.result.module]
 
 
+def test_a_part_that_stands_in_several_places_is_replaced_and_put_back_in_all(
+    address: str, pushed: list[nn.Module]
+) -> None:
+    model = Whole()
+    net = model.inner["net"]
+    model.inner["other"] = model.same = net
+    callback = transformers.callback("inner.net", workload(), address)
+    callback.on_train_begin(None, None, None, model=model)
+    assert model.inner["net"] is model.inner["other"] is model.same is callback.training.result.module
+    callback.on_train_end(None, None, None, model=model)
+    assert model.inner["net"] is model.inner["other"] is model.same is net
+
+
 def test_a_fit_that_fails_drops_its_gradients_and_leaves_the_model_as_it_was(
     address: str, pushed: list[nn.Module]
 ) -> None:
