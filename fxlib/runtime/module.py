@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure, own_code
 from fxlib.runtime.ahead import Ahead
 from fxlib.runtime.dynamo import break_at, is_compiled, skip
-from fxlib.runtime.gradients.plain_forward import tracked_calls
+from fxlib.runtime.gradients.plain_forward import tracked_calls, train_beside
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.graph_set import GraphSet, GuardFailure
 from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, parameters_of
@@ -181,7 +182,11 @@ class CapturedModule(MirroredModule):
             state = self.__dict__.get("_fxlib")
             if state is None or state.original is None or name.startswith("__"):
                 raise
-            return getattr(state.original, name)
+            original: nn.Module = state.original
+            found, program = getattr(original, name), getattr(type(self), "_program", None)  # none while it is copied
+            if isinstance(found, MethodType) and found.__self__ is original and program is not None and program.tracks:
+                train_beside(original, state.tape, lambda: contracts_in(self.graph))
+            return found
 
     @override
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:

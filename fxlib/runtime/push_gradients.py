@@ -13,6 +13,7 @@ from fxlib.runtime.gradients.plain_forward import AsWritten, as_written
 from fxlib.runtime.gradients.pushes import PushesInFlight, may_be_left, push_all, uninterrupted
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.module import CapturedModule
+from fxlib.runtime.module_state import ModuleState
 from fxlib.runtime.ops.timeline import current_recording
 from fxlib.runtime.submodules import local_modules
 
@@ -108,23 +109,28 @@ def gradients_left_out(module: nn.Module) -> Iterator[None]:
 
     Gradients that are due before the block are due after it.
     """
-    within = [each for _, each in local_modules(module)]
-    tapes = [each._fxlib.tape for each in within if isinstance(each, CapturedModule)]
-    tapes += [each.tape for each in as_written(within)]
+    _, _, tapes = _records(module)
     with ExitStack() as stack:
         for tape in tapes:
             stack.enter_context(tape.set_aside())
         yield
 
 
+def _records(module: nn.Module) -> tuple[list[ModuleState], list[AsWritten], list[Tape]]:
+    """Return the states of the captured modules within a module, the models that run as written, and all tapes."""
+    within = [each for _, each in local_modules(module)]
+    states = [each._fxlib for each in within if isinstance(each, CapturedModule)]
+    originals = [each.original for each in states if each.original is not None]
+    written = as_written((*within, *originals))
+    tapes = [each.tape for each in states] + [each.tape for each in written]
+    return states, written, list(dict.fromkeys(tapes))
+
+
 def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten], list[Ahead]]:
     """Return the tapes of a module's forwards, the modules in it that run as written, and the calls made ahead."""
-    within = [each for _, each in local_modules(module)]
-    written = as_written(within)
+    states, written, tapes = _records(module)
     for each in written:
         each.settle()
-    states = [each._fxlib for each in within if isinstance(each, CapturedModule)]
-    tapes = [each.tape for each in states] + [each.tape for each in written]
     if not tapes:
         raise FxlibError(
             "the module was not captured, so it does not know which gradients belong where",

@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType, FunctionType
@@ -95,6 +95,8 @@ class AsWritten:
     hooked: bool = False
     """Whether forwards of the model are watched: it may call servers."""
     warned: bool = False
+    beside: str = ""
+    """The warning that is due once a method of the model runs its forward, if the model was captured; else empty."""
 
     def settle(self) -> None:
         """Note the pushes of forwards that were called by their own name and have ended."""
@@ -122,7 +124,7 @@ class AsWritten:
                 f"gradients of what other threads fetch while its forward runs are not pushed: "
                 f"{', '.join(dict.fromkeys(self.elsewhere))}. Make these calls in the thread of the forward."
             )
-        warnings.warn(f"{self.name} was not captured, and {' And '.join(problems)}", FxlibWarning, stacklevel=3)
+        warnings.warn(f"{self.name} runs as it was written, and {' And '.join(problems)}", FxlibWarning, stacklevel=3)
 
 
 class _Watch:
@@ -294,6 +296,30 @@ def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, cal
         model.register_forward_hook(_end, always_call=True)
 
 
+def train_beside(original: nn.Module, tape: Tape, contracts: Callable[[], Mapping[str, Contract]]) -> None:
+    """Have `fxlib.push_gradients` push for forwards that a captured module's model runs itself, as in `model.loss(x)`.
+
+    Args:
+        original: the model, whose methods call its own forward.
+        tape: the tape of the captured module.
+        contracts: returns the contracts of functions that declare none, by name.
+    """
+    forward = getattr(type(original), "forward", None)
+    if not isinstance(forward, FunctionType):
+        return
+    if (known := _TRAINED.get(original)) is None:
+        known = _TRAINED[original] = AsWritten(type(original).__name__, contracts(), tape, hooked=True)
+        known.beside = (
+            f"a method of {known.name} runs the model's own forward, and not the captured one: its gradients are "
+            "pushed, but its calls stay as they are written. Have the loop call the module itself."
+        )
+    if known.tape is not tape:
+        known.settle()
+        known.tape = tape
+    _FORWARDS.add(forward.__code__)
+    _observe()
+
+
 @outside_of_dynamo
 def _begin(module: nn.Module, _: Any) -> None:
     """Watch the forward that begins. A copy of the model has the hooks, too, but is not watched."""
@@ -344,6 +370,9 @@ def _watch_of(frame: FrameType, trained: AsWritten) -> _Watch:
     watch = _thread.direct
     if watch is None or watch.frame is not frame:
         trained.settle()
+        if trained.beside:
+            warnings.warn(trained.beside, FxlibWarning, stacklevel=2)
+            trained.beside = ""
         watch = _Watch(trained.tape, trained.contracts, trained.calls, frame)
         trained.pending.append(watch)
         _thread.direct = watch

@@ -338,3 +338,29 @@ def test_a_comparison_pushes_nothing_of_its_own_and_leaves_what_is_due() -> None
         assert fxlib.verify(module, module, [ROWS])
         push_gradients(module)
         assert pushed() == []
+
+
+class Rated(WeighsOne):
+    """Has its loss in a method, as models of others often do."""
+
+    def loss(self, rows: torch.Tensor) -> Any:
+        return self(rows).sum()
+
+
+@pytest.mark.parametrize("rewritten", [False, True], ids=["captured", "rewritten"])
+def test_a_forward_that_a_method_of_the_model_runs_is_pushed_for(*, rewritten: bool) -> None:
+    captured: Any = fxlib.capture(Rated())
+    module: Any = fxlib.optimize(captured) if rewritten else captured
+    with pytest.warns(FxlibWarning, match=r"a method of Rated runs the model's own forward.*call the module itself"):
+        module.loss(ROWS).backward()
+    push_gradients(module)
+    assert pushed() == ["a [2.0, 2.0]"]
+    module.loss(ROWS).backward()
+    module(ROWS).sum().backward()
+    with pytest.warns(FxlibWarning, match="the gradients of 2 forwards"):
+        push_gradients(module)
+    assert pushed() == ["a [2.0, 2.0]"] * 2
+    with torch.no_grad():
+        module.loss(ROWS)
+    push_gradients(module)
+    assert pushed() == []
