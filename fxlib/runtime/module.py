@@ -360,6 +360,7 @@ class CapturedModule(MirroredModule):
             if self._program.returns_tracked and not forward.in_distributed_autograd:
                 keep_gradients(result)
             state.tape.add(forward.tracked, forward.backward, returned=self._program.returns_tracked)
+        state.tape.untracked = forward.untracked or state.tape.untracked
         watches = self._program.reorders_backward or self._program.compiles_backward
         if watches and grad_enabled and not torch.compiler.is_compiling():
             state.conditions.backward_order.watch(result)

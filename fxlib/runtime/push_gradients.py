@@ -38,7 +38,7 @@ def push_gradients(module: nn.Module) -> None:
 
     Raises:
         FxlibError: there is no such module in `module`, or its last forward was the original's own and issued calls
-            itself, whose results are not tracked then.
+            itself, or ran within a transform of `torch.func`: its results are not tracked then.
         Exception: whatever a push raises.
     """
     tapes, written, aheads = _tapes(module, "push_gradients")
@@ -50,9 +50,9 @@ def push_gradients(module: nn.Module) -> None:
         each.tell()
     if untracked and not pending:
         raise FxlibError(
-            f"the original's own forward ran, which does not track gradients of remote results: {untracked}",
+            f"gradients of remote results are not there: {untracked}",
             where=f"push_gradients({type(module).__name__})",
-            hint="Capture the model in the state in which it trains.",
+            hint="Train by backward(), and capture the model in the state in which it trains.",
         )
     if not aheads:
         push_all(pending, current_recording())

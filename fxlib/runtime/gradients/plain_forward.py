@@ -172,6 +172,7 @@ class _Watch:
         """Note the pushes of the forward on the tape."""
         if self.forward.tracked:
             self._tape.add(self.forward.tracked, self.forward.backward)
+        self._tape.untracked = self.forward.untracked or self._tape.untracked
 
     def is_left(self) -> bool:
         """Return whether the forward is over, though nobody has ended the watch: no hooks ran, or an interrupt came."""
@@ -269,7 +270,7 @@ def tracked_calls(tape: Tape, contracts: Mapping[str, Contract], reason: str) ->
     finally:
         watch.end(completed=completed)
         if watch.issued:
-            tape.untracked = reason
+            tape.untracked = f"the original's own forward ran, which does not track what it issues itself: {reason}"
 
 
 def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, calls: bool = True) -> None:

@@ -108,6 +108,8 @@ class ForwardContext:
     grad_enabled: bool = True
     """The grad mode of the caller."""
     tracked: list[Tracked] = field(default_factory=list)
+    untracked: str = ""
+    """The reason why remote results take no gradients though some are recorded; empty if there is none."""
     refused: list[Exception] = field(default_factory=list)
     """The errors of calls that could not be issued, which their waits raise."""
     fetched: dict[int, tuple[Any, Any, float | None]] = field(default_factory=dict)

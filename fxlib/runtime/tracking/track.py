@@ -19,6 +19,8 @@ Destination: TypeAlias = tuple[Any, str, tuple[Any, ...], Mapping[str, Any], flo
 """The server to which a gradient goes, the function that takes it, its other arguments, its timeout in seconds, and the
 call's index in program order."""
 
+_TRANSFORMED = "a transform of torch.func takes the gradients of a forward, and brings none to the servers"
+
 
 def track(result: Any, push: Destination, *, together: bool) -> Any:
     """Return a result in the same memory, each tensor of which takes a gradient if its dtype allows that.
@@ -26,9 +28,11 @@ def track(result: Any, push: Destination, *, together: bool) -> Any:
     Raises:
         ContractError: there is no tensor in the result.
     """
-    if not _may_track():
-        return result
     forward = current_forward() or ForwardContext()  # outside of a forward, nobody reads the notes
+    if not _may_track():
+        if torch.is_grad_enabled():
+            forward.untracked = _TRANSFORMED
+        return result
     if type(result) is torch.Tensor:
         if not _may_take_a_gradient(result):
             return result

@@ -30,6 +30,7 @@ from fxlib.runtime.tracking.autograd_node import Backward, as_it_is, owned
 from fxlib.runtime.tracking.autograd_node import tracked as taking
 from fxlib.runtime.tracking.forward_context import THREAD, ForwardContext
 from fxlib.runtime.tracking.track import track
+from tests.random_programs import simulation
 from tests.runtime.gradients.pushing import model
 from tests.runtime.graphs import Program
 from tests.runtime.remote_functions import NAME, read
@@ -467,3 +468,26 @@ def test_a_transform_of_torch_func_goes_through_a_result_that_would_be_tracked()
     finally:
         THREAD.forward = None
     assert forward.tracked == []
+
+
+class Weighs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = rpc.rpc_sync("ps0", simulation.lookup, args=(x,))
+        return found * self.weight
+
+
+def test_gradients_that_a_transform_of_torch_func_takes_are_not_silently_missing() -> None:
+    x, captured = torch.ones(2, 4), fxlib.capture(Weighs())
+    with simulation.simulated(0):
+        for module in (captured, fxlib.optimize(captured)):
+            torch.func.grad(lambda given, module=module: torch.func.functional_call(module, given, x).sum())(
+                {"weight": torch.ones(2, 4)}
+            )
+            with pytest.raises(FxlibError, match=r"a transform of torch\.func takes the gradients"):
+                push_gradients(module)
+            module(x).sum().backward()
+            push_gradients(module)

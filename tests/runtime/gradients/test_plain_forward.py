@@ -265,7 +265,7 @@ def test_what_the_original_issues_itself_is_not_silently_missing() -> None:
     captured = fxlib.capture(Issues())
     captured.eval()
     captured(ROWS)
-    with pytest.raises(FxlibError, match="which does not track gradients"):
+    with pytest.raises(FxlibError, match="which does not track what it issues itself"):
         push_gradients(captured)
 
 
