@@ -285,6 +285,29 @@ def test_hooks_of_a_captured_module_within_a_model_are_part_of_the_program() -> 
         assert found[0] == found[1]
 
 
+def test_a_captured_module_within_a_model_may_have_methods_that_run_it() -> None:
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+        def score(self, x: torch.Tensor) -> Any:
+            return self(x).sum()
+
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner: Any = fxlib.capture(Scored())
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.inner.score(x) + self.inner(x)
+
+    same(Scores(), X)
+
+
 class Program(nn.Module):
     """A program drawn at random: each step makes a value, or writes to one through some of its names."""
 

@@ -339,6 +339,9 @@ class RemoteTracer(Tracer):
     @override
     def path_of_module(self, mod: nn.Module) -> str:
         with self.recorder.unobserved():
+            if self.submodule_paths and mod not in self.submodule_paths:  # it may be the model of one
+                held = (each for each in self.submodule_paths if isinstance(each, CapturedModule))
+                mod = next((each for each in held if each._fxlib.original is mod), mod)
             return super().path_of_module(mod)
 
     @classmethod
