@@ -59,8 +59,8 @@ class GradientUses:
         self._module = module
         self._effects = effects
         self._takes: dict[Node, bool] = {}
-        self._filled: set[int] = set()
-        """The alias classes to which something is written that may take a gradient."""
+        self._filled: dict[int, int] = {}
+        """The alias classes to which something is written that may take a gradient, with the first position of this."""
         self._made_of_filled: set[Node] = set()
         """The nodes that may take a gradient because of such a write, whatever is declared of them."""
         self._accounts: dict[Node, Hashable] = {}
@@ -102,7 +102,10 @@ class GradientUses:
             return []
         # A call that tracks a gradient copies its arguments without their history, and uses only the result.
         inputs = node.all_input_nodes[:1] if node.target in TRACKERS else node.all_input_nodes
-        used = [self._accounts[value] for value in inputs if takes(value)]
+        position = self._effects.index[node]
+        used = [
+            self._accounts[value] for value in inputs if self._takes[value] or self._is_filled(value, before=position)
+        ]
         if operator is not None and operator.state:
             used.extend(self._accounts_of_module(operator))
         if part is not Part.LOCAL:
@@ -115,14 +118,15 @@ class GradientUses:
         """Return whether the node's value may take a gradient."""
         return self._takes[node] or self._is_filled(node)
 
-    def _is_filled(self, value: Node) -> bool:
-        """Return whether a value may take a gradient that was written to it."""
+    def _is_filled(self, value: Node, *, before: int | None = None) -> bool:
+        """Return whether a value may take a gradient that was written to it, anywhere or before a position."""
         if not self._filled or _is_integer(value):
             return False
         operator = self._effects.behaviours[self._effects.index[value]].operator
         if operator is not None and not operator.gradient and operator.name not in words.FILLABLE:
             return False
-        return value in self._made_of_filled or self._effects.aliases.of(value) in self._filled
+        first = self._filled.get(self._effects.aliases.of(value))
+        return value in self._made_of_filled or (first is not None and (before is None or first < before))
 
     def _fill(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour, *, recording: bool) -> None:
         """Note the memory to which a node may write what takes a gradient, or that it lets take one."""
@@ -132,7 +136,8 @@ class GradientUses:
         elif operator is not None and operator.writes:
             gives = operator.name == "requires_grad_" or (recording and any(map(self.takes_gradient, inputs)))
             written = list(written_arguments(node, operator)) if gives else []
-        self._filled.update(map(self._effects.aliases.of, written))
+        for each in map(self._effects.aliases.of, written):
+            self._filled.setdefault(each, self._effects.index[node])
 
     def _takes_gradient(self, node: Node, inputs: Sequence[Node], behaviour: Behaviour, *, recording: bool) -> bool:
         known, operator = _declared(node), behaviour.operator
