@@ -328,6 +328,8 @@ def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the kind of inputs for which a part is compiled; None for inputs for which no part is."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return None  # a transform such as vmap gives tensors that stand for several
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return None  # a checkpoint expects that what runs again saves the same tensors for backward
     kinds: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()]
     for each in values:
         if type(each) in (torch.Tensor, nn.Parameter):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.fx import GraphModule
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 import fxlib
@@ -305,6 +306,19 @@ def test_sparse_constants_and_inputs_of_vmap_are_left_to_torch(copies: Copies, m
         both = torch.stack([ids, ids])
         assert torch.equal(torch.vmap(module)(both), torch.vmap(model)(both))
     assert copies.runs == runs
+
+
+def test_where_what_is_saved_for_backward_is_watched_parts_run_as_they_are(copies: Copies) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(3, 4)
+    module = lowered(model)
+    for _ in range(2):
+        found = []
+        for run in (model, module):
+            model.zero_grad()
+            checkpoint(run, x, use_reentrant=False).sum().backward()  # type: ignore[union-attr]
+            found.append([each.grad for each in model.parameters() if each.grad is not None])
+        assert all(map(torch.equal, *found))
+    assert not copies.compiled
 
 
 class Clamping(Copies):
