@@ -333,6 +333,8 @@ def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
     kinds: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()]
     for each in values:
         if type(each) in (torch.Tensor, nn.Parameter):
+            if each.layout is not torch.strided or each.is_nested:
+                return None  # no backend takes it, and not all of them have sizes and strides
             if not each.numel() or each.is_neg() or each.is_conj():
                 return None  # there is nothing to gain, or a sign that is still to be changed
             kinds.append((each.shape, each.stride(), each.dtype, each.device, each.requires_grad))

@@ -189,6 +189,12 @@ def test_nothing_is_compiled_for_inputs_without_elements_or_with_a_sign_to_chang
     assert _kind_of([torch.tensor([1j]).conj().imag]) is None
 
 
+def test_nothing_is_compiled_for_sparse_and_nested_inputs() -> None:
+    dense = torch.eye(2)
+    assert _kind_of([dense.to_sparse()]) is _kind_of([dense.to_sparse_csr()]) is None
+    assert _kind_of([torch.nested.nested_tensor([dense, dense[:1]])]) is None
+
+
 FIGURES = torch.tensor([1e3, -1.0, torch.inf, torch.nan])
 COMPARED = {
     "rounding": (FIGURES * (1 + 1e-5), FIGURES, True),
