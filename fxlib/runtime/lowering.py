@@ -330,7 +330,8 @@ def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
         return None  # a transform such as vmap gives tensors that stand for several
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return None  # a checkpoint expects that what runs again saves the same tensors for backward
-    kinds: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()]
+    kinds: list[Any] = [torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()]
+    kinds.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
     for each in values:
         if type(each) in (torch.Tensor, nn.Parameter):
             if each.layout is not torch.strided or each.is_nested:
@@ -339,7 +340,7 @@ def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
                 return None  # there is nothing to gain, or a sign that is still to be changed
             kinds.append((each.shape, each.stride(), each.dtype, each.device, each.requires_grad))
         elif type(each) in (bool, int, float, type(None)):
-            kinds.append((type(each), each))
+            kinds.append((type(each), repr(each)))  # of two zeros, which are equal, one has a sign
         else:
             return None
     return tuple(kinds)

@@ -195,6 +195,19 @@ def test_nothing_is_compiled_for_sparse_and_nested_inputs() -> None:
     assert _kind_of([torch.nested.nested_tensor([dense, dense[:1]])]) is None
 
 
+def test_a_dtype_of_autocast_a_default_dtype_and_the_sign_of_zero_are_each_a_kind_of_their_own() -> None:
+    kinds = [_kind_of([each]) for each in (0.0, -0.0, 0, False)]
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            kinds.append(_kind_of([0.0]))
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    kinds.append(_kind_of([0.0]))
+    torch.set_default_dtype(default)
+    assert len(set(kinds)) == len(kinds)
+    assert _kind_of([0.0]) == kinds[0]
+
+
 FIGURES = torch.tensor([1e3, -1.0, torch.inf, torch.nan])
 COMPARED = {
     "rounding": (FIGURES * (1 + 1e-5), FIGURES, True),
