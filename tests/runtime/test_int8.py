@@ -120,6 +120,35 @@ def test_a_convolution_is_exact(
     assert_close(found, finished(exact, *out, activation))
 
 
+@pytest.mark.parametrize("out", [(None, 0), (40.0, 128)])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(
+    "shape, kernel, window",
+    [
+        ((8, 3, 7, 1), (4, 3, 2, 2), ([2, 2], [1, 1], [2, 2], 1)),
+        ((2, 4, 3, 14), (8, 1, 2, 2), ([2, 1], [3, 3], [1, 1], 4)),
+        ((3, 1, 7, 14), (1, 1, 2, 2), ([2, 1], [3, 3], [1, 1], 1)),
+        ((1, 4, 14, 1), (16, 1, 7, 7), ([1, 1], [8, 8], [1, 1], 4)),
+    ],
+)
+def test_windows_that_lie_in_the_padding_are_exact(
+    shape: tuple[int, ...], kernel: tuple[int, ...], window: tuple[Any, ...], *, added: bool, out: Any
+) -> None:
+    x, weight = levels(*shape), integers(*kernel)
+    layer = weight, figures(kernel[0], 2), figures(kernel[0], 3)
+    wide = weight.double() * layer[1].double()[:, None, None, None]
+    exact = F.conv2d(0.25 * (x.double() - 200), wide, layer[2].double(), *window)
+    if not added:
+        found = OPERATORS.int8_conv2d(x, 0.25, 200, *layer, *window, *out, "none")
+    elif out[0] is not None:
+        other = levels(*exact.shape, seed=5)
+        found = OPERATORS.int8_conv2d_add(x, 0.25, 200, *layer, *window, other, 20.0, 128, *out, False)
+        exact = exact + 20.0 * (other.double() - 128)
+    else:
+        return
+    assert_close(found, finished(exact, *out, "none"))
+
+
 @pytest.mark.slow
 @given(
     channels=st.tuples(st.integers(1, 20), st.integers(1, 20)),

@@ -140,8 +140,8 @@ class Sum:
             shape = self.window.shape_of_result(x, self.layer.weight)
         except FxlibError:  # the operator on integers raises it
             return None
-        if not x.numel() or list(other.shape) != shape:
-            return None
+        if not x.numel() or list(other.shape) != shape or self.window.lies_in_padding(x, self.layer.weight):
+            return None  # the operator on integers pads, or raises
         return operators.adding(x.shape, self.takes, self.layer, self.window, (*self.adds, *self.returns, self.relu))
 
 
@@ -183,7 +183,7 @@ def _convolution(scale: Any, zero_point: Any, weight: Any, scales: Any, bias: An
 
     def fits(levels: torch.Tensor) -> bool:
         try:
-            return bool(window.shape_of_result(levels, weight))
+            return bool(window.shape_of_result(levels, weight)) and not window.lies_in_padding(levels, weight)
         except FxlibError:  # the operator on integers raises it
             return False
 

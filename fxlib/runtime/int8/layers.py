@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch.nn import functional
 
 from fxlib.errors import FxlibError
 from fxlib.runtime.int8 import quint8
@@ -259,6 +260,22 @@ class Window:
         free = [size + 2 * more - each for size, more, each in zip(x.shape[2:], padding, reach, strict=True)]
         check(min(free) >= 0, "the kernel is larger than its input")
         return [x.shape[0], weight.shape[0], *(each // step + 1 for each, step in zip(free, stride, strict=True))]
+
+
+    def lies_in_padding(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Return whether a window may touch nothing of a batch but its padding: oneDNN then reads or sums up others."""
+        return any(
+            more > spacing * (over - 1) or (more > 0 and spacing > size)
+            for size, over, more, spacing in zip(
+                x.shape[2:], weight.shape[2:], self.padding, self.dilation, strict=True
+            )
+        )
+
+    def padded(self, x: torch.Tensor, zero_point: int) -> torch.Tensor:
+        """Return a batch, of levels or of numbers, with its padding as values of its own."""
+        rows, columns = self.padding
+        zero = 0 if x.is_floating_point() else zero_point
+        return functional.pad(x, (columns, columns, rows, rows), value=zero)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ _LARGEST_WINDOW: Final = 1 << 20
 """The largest number of levels that are averaged: torch adds them up in 32 bits."""
 _MIDDLE: Final = 128
 """The zero point of inputs that are quantized by the range of their values."""
+_UNPADDED: Final = [0, 0]
 _LAYER: Final = "Tensor x, float? scale, int zero_point, Tensor weight, Tensor weight_scales, Tensor? bias"
 _WINDOW: Final = "int[2] stride, int[2] padding, int[2] dilation, int groups"
 _SCALED: Final = "Tensor x, float scale, int zero_point"
@@ -144,6 +145,8 @@ def conv2d(x: torch.Tensor, scale: float | None, zero_point: int, *others: Any) 
     layer.check(x, dimensions=4)
     shape = window.shape_of_result(x, layer.weight)
     check(x.numel() > 0 or len(x) == 0, "images are not empty")
+    if x.numel() and window.lies_in_padding(x, layer.weight):
+        return conv2d(window.padded(x, zero_point), scale, zero_point, *others[:4], _UNPADDED, *others[5:])
     levels = _Levels.of(x, scale, zero_point) if x.numel() else None
     if levels is None:
         return result.without_values(shape, torch.channels_last)
@@ -188,6 +191,8 @@ def conv2d_add_over(x: torch.Tensor, scale: float, zero_point: int, *others: Any
         return other.clone(memory_format=torch.channels_last)
     check(scale is not None, "an input of unknown scale is float32")
     check_levels(scale, zero_point)
+    if window.lies_in_padding(x, layer.weight):
+        return conv2d_add_over(window.padded(x, zero_point), scale, zero_point, *others[:4], _UNPADDED, *others[5:])
     add = adding(x.shape, (scale, zero_point), layer, window, others[8:])
     call.keep((add,))
     return add(x, other)
