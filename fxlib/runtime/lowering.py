@@ -23,7 +23,6 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from fxlib.errors import FxlibWarning
 from fxlib.runtime import compiled_numbers
@@ -248,6 +247,9 @@ class Part:
 
     def _compile(self, backend: Backend, values: tuple[Any, ...], results: Any) -> Callable[..., Any] | None:
         """Return the compiled code of the part; None, with one warning, if the backend makes none, or wrong code."""
+        if not all(isinstance(each, torch.Tensor) for each in results):
+            self._give_up("it has results that are no tensors, such as a maximum with its index")
+            return None
         # Each kind has a module of its own, since TorchDynamo counts how often it compiles one piece of code.
         graph = copy.deepcopy(self._module.graph)
         for node in graph.find_nodes(op="call_function", target=ASSERTION):
@@ -348,8 +350,6 @@ def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
 
 def _difference(found: Any, results: Any) -> str:
     """Return what is wrong with the form of the results; empty if nothing is."""
-    if not pytree.tree_all(lambda each: isinstance(each, torch.Tensor), results):
-        return "results that are no tensors"
     if not isinstance(found, (tuple, list)) or len(found) != len(results):
         return "another number of results"
     for one, other in zip(found, results, strict=True):

@@ -6,6 +6,7 @@ import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import getitem
 
 import torch
 from torch import nn
@@ -255,6 +256,8 @@ class _Search:
             if node.op == "get_attr" or memory in seen or _is_plain(node) or not self._writers[memory] <= inside:
                 found.add(node)
             seen.add(memory)
+        # Without one of its parts, what an operator returns would leave as a whole, and be no tensor.
+        found.update(each.args[0] for each in found & inside if each.target is getitem and each.args[0] in inside)
         return found.union(*(self._writers[memory] & inside for memory in foreign))
 
     def _takes(self, node: Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -319,6 +320,30 @@ def test_where_what_is_saved_for_backward_is_watched_parts_run_as_they_are(copie
             found.append([each.grad for each in model.parameters() if each.grad is not None])
         assert all(map(torch.equal, *found))
     assert not copies.compiled
+
+
+class Best(nn.Module):
+    """A maximum, with its index, after local work: both of them, or the one value that holds both."""
+
+    def __init__(self, *, whole: bool) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Any:
+        found = x.sin().exp().max(1)
+        return found if self.whole else (found[0], found[1])
+
+
+@pytest.mark.usefixtures("copies")
+@pytest.mark.parametrize("whole", [False, True])
+def test_several_results_of_one_operator_are_the_programs(*, whole: bool) -> None:
+    model, x = Best(whole=whole), torch.randn(3, 4)
+    module = lowered(model, least_nodes=2)
+    names = [[node.name for node in part] for part in parts_of(module.graph)]
+    assert names == [["sin", "exp", "max_1"] if whole else ["sin", "exp"]]
+    with pytest.warns(FxlibWarning, match="results that are no tensors") if whole else nullcontext():
+        found = [module(x) for _ in range(2)]
+    assert all(torch.equal(*each) for pair in found for each in zip(pair, model(x), strict=True))
 
 
 class Clamping(Copies):
