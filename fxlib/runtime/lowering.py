@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule, Node
 
 from fxlib.errors import FxlibWarning
@@ -328,8 +329,8 @@ def _in_a_thread(limit_s: float, make: Callable[[], T]) -> T:
 
 def _kind_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the kind of inputs for which a part is compiled; None for inputs for which no part is."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return None  # a transform such as vmap gives tensors that stand for several
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return None  # a transform such as vmap, or a forward derivative, gives tensors that stand for several
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return None  # a checkpoint expects that what runs again saves the same tensors for backward
     kinds: list[Any] = [torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import batchnorm
@@ -171,6 +172,8 @@ class WeightAssumptions:
             return "weights from which it was computed have changed: optimize the model again"
         if (self._integer or self._narrow) and torch.is_autocast_enabled("cpu"):
             return "autocast is on, and layers that run on int8 or bfloat16 weights know no other dtype"
+        if self._integer and forward_ad._current_level >= 0:
+            return "a forward derivative is taken, and layers that run on int8 weights have none"
         recorded = grad_enabled and (self._integer or any(each.requires_grad for each in watched.tensors))
         return "gradients are recorded" if recorded else ""
 

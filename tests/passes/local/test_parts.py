@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.distributed import rpc
 from torch.fx import GraphModule
 from torch.nn import functional as F
@@ -286,7 +287,7 @@ def test_tables_that_a_part_is_given_have_the_rows_that_they_have_then(
     assert copies.runs == runs
 
 
-def test_sparse_constants_and_inputs_of_vmap_are_left_to_torch(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_constants_and_inputs_of_transforms_are_left_to_torch(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "keeps_weights", True)
 
     class Neighbours(nn.Module):
@@ -306,6 +307,8 @@ def test_sparse_constants_and_inputs_of_vmap_are_left_to_torch(copies: Copies, m
         runs = copies.runs
         both = torch.stack([ids, ids])
         assert torch.equal(torch.vmap(module)(both), torch.vmap(model)(both))
+        with forward_ad.dual_level():
+            assert torch.equal(module(ids), model(ids))
     assert copies.runs == runs
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.distributed import rpc
 from torch.nn import functional as F
 
@@ -280,7 +281,7 @@ def test_a_layer_whose_weight_is_a_vector_stays_as_it_is() -> None:
         assert torch.equal(graph_runs(rewrite)(x), model(x))
 
 
-@pytest.mark.parametrize("kind", ["gradients", "autocast", "weights"])
+@pytest.mark.parametrize("kind", ["gradients", "autocast", "forward derivative", "weights"])
 def test_the_original_runs_where_integers_would_not_do(kind: str) -> None:
     model, x = made(Net()), images(4)
     module = quantized(model, STEPS).module
@@ -296,6 +297,13 @@ def test_the_original_runs_where_integers_would_not_do(kind: str) -> None:
         if kind == "autocast":
             with torch.autocast("cpu", torch.bfloat16), pytest.warns(FxlibWarning, match="autocast is on"):
                 assert torch.equal(module(x), model(x))
+            return
+        if kind == "forward derivative":
+            with forward_ad.dual_level(), pytest.warns(FxlibWarning, match="a forward derivative is taken"):
+                both = forward_ad.make_dual(x, torch.ones_like(x))
+                found, expected = (forward_ad.unpack_dual(run(both)).tangent for run in (module, model))
+                assert found is not None
+                assert torch.equal(found, expected)
             return
         model.get_parameter("hidden.weight").mul_(2.0)
         with pytest.warns(FxlibWarning, match="have changed: optimize the model again"):
