@@ -120,8 +120,7 @@ def test_a_convolution_is_exact(
     assert_close(found, finished(exact, *out, activation))
 
 
-@pytest.mark.parametrize("out", [(None, 0), (40.0, 128)])
-@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("form", ["float", "levels", "sum"])
 @pytest.mark.parametrize(
     "shape, kernel, window",
     [
@@ -132,21 +131,20 @@ def test_a_convolution_is_exact(
     ],
 )
 def test_windows_that_lie_in_the_padding_are_exact(
-    shape: tuple[int, ...], kernel: tuple[int, ...], window: tuple[Any, ...], *, added: bool, out: Any
+    shape: tuple[int, ...], kernel: tuple[int, ...], window: tuple[Any, ...], form: str
 ) -> None:
     x, weight = levels(*shape), integers(*kernel)
-    layer = weight, figures(kernel[0], 2), figures(kernel[0], 3)
-    wide = weight.double() * layer[1].double()[:, None, None, None]
-    exact = F.conv2d(0.25 * (x.double() - 200), wide, layer[2].double(), *window)
-    if not added:
-        found = OPERATORS.int8_conv2d(x, 0.25, 200, *layer, *window, *out, "none")
-    elif out[0] is not None:
+    scales, bias = figures(kernel[0], 2), figures(kernel[0], 3)
+    wide = weight.double() * scales.double()[:, None, None, None]
+    exact = F.conv2d(0.25 * (x.double() - 200), wide, bias.double(), *window)
+    layer, out_scale = (x, 0.25, 200, weight, scales, bias, *window), None if form == "float" else 40.0
+    if form == "sum":
         other = levels(*exact.shape, seed=5)
-        found = OPERATORS.int8_conv2d_add(x, 0.25, 200, *layer, *window, other, 20.0, 128, *out, False)
+        found = OPERATORS.int8_conv2d_add(*layer, other, 20.0, 128, out_scale, 128, False)
         exact = exact + 20.0 * (other.double() - 128)
     else:
-        return
-    assert_close(found, finished(exact, *out, "none"))
+        found = OPERATORS.int8_conv2d(*layer, out_scale, 128, "none")
+    assert_close(found, finished(exact, out_scale, 128, "none"))
 
 
 @pytest.mark.slow

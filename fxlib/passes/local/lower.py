@@ -257,7 +257,8 @@ class _Search:
                 found.add(node)
             seen.add(memory)
         # Without one of its parts, what an operator returns would leave as a whole, and be no tensor.
-        found.update(each.args[0] for each in found & inside if each.target is getitem and each.args[0] in inside)
+        wholes = [each.all_input_nodes[0] for each in found if each.target is getitem]
+        found |= inside.intersection(wholes)
         return found.union(*(self._writers[memory] & inside for memory in foreign))
 
     def _takes(self, node: Node) -> bool:

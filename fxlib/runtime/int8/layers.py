@@ -261,7 +261,6 @@ class Window:
         check(min(free) >= 0, "the kernel is larger than its input")
         return [x.shape[0], weight.shape[0], *(each // step + 1 for each, step in zip(free, stride, strict=True))]
 
-
     def lies_in_padding(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         """Return whether a window may touch nothing of a batch but its padding: oneDNN then reads or sums up others."""
         return any(

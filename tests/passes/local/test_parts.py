@@ -287,7 +287,7 @@ def test_tables_that_a_part_is_given_have_the_rows_that_they_have_then(
     assert copies.runs == runs
 
 
-def test_sparse_constants_and_inputs_of_transforms_are_left_to_torch(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_constants_and_inputs_of_transforms_are_left(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "keeps_weights", True)
 
     class Neighbours(nn.Module):
@@ -319,7 +319,7 @@ def test_where_what_is_saved_for_backward_is_watched_parts_run_as_they_are(copie
         found = []
         for run in (model, module):
             model.zero_grad()
-            checkpoint(run, x, use_reentrant=False).sum().backward()  # type: ignore[union-attr]
+            checkpoint(run, x, use_reentrant=False).sum().backward()
             found.append([each.grad for each in model.parameters() if each.grad is not None])
         assert all(map(torch.equal, *found))
     assert not copies.compiled

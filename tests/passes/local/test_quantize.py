@@ -299,11 +299,12 @@ def test_the_original_runs_where_integers_would_not_do(kind: str) -> None:
                 assert torch.equal(module(x), model(x))
             return
         if kind == "forward derivative":
-            with forward_ad.dual_level(), pytest.warns(FxlibWarning, match="a forward derivative is taken"):
+            with forward_ad.dual_level():
                 both = forward_ad.make_dual(x, torch.ones_like(x))
-                found, expected = (forward_ad.unpack_dual(run(both)).tangent for run in (module, model))
+                with pytest.warns(FxlibWarning, match="a forward derivative is taken"):
+                    found = forward_ad.unpack_dual(module(both)).tangent
                 assert found is not None
-                assert torch.equal(found, expected)
+                assert torch.equal(found, forward_ad.unpack_dual(model(both)).tangent)
             return
         model.get_parameter("hidden.weight").mul_(2.0)
         with pytest.warns(FxlibWarning, match="have changed: optimize the model again"):
