@@ -189,6 +189,7 @@ def test_nothing_is_compiled_for_inputs_without_elements_or_with_a_sign_to_chang
     assert _kind_of([torch.tensor([1j]).conj().imag]) is None
 
 
+@pytest.mark.filterwarnings("ignore:.* is in beta state:UserWarning", "ignore:The PyTorch API of nested:UserWarning")
 def test_nothing_is_compiled_for_sparse_and_nested_inputs() -> None:
     dense = torch.eye(2)
     assert _kind_of([dense.to_sparse()]) is _kind_of([dense.to_sparse_csr()]) is None

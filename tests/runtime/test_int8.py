@@ -137,14 +137,15 @@ def test_windows_that_lie_in_the_padding_are_exact(
     scales, bias = figures(kernel[0], 2), figures(kernel[0], 3)
     wide = weight.double() * scales.double()[:, None, None, None]
     exact = F.conv2d(0.25 * (x.double() - 200), wide, bias.double(), *window)
-    layer, out_scale = (x, 0.25, 200, weight, scales, bias, *window), None if form == "float" else 40.0
+    layer = x, 0.25, 200, weight, scales, bias, *window
+    out: Any = (None, 0) if form == "float" else (40.0, 128)
     if form == "sum":
         other = levels(*exact.shape, seed=5)
-        found = OPERATORS.int8_conv2d_add(*layer, other, 20.0, 128, out_scale, 128, False)
+        found = OPERATORS.int8_conv2d_add(*layer, other, 20.0, 128, *out, False)
         exact = exact + 20.0 * (other.double() - 128)
     else:
-        found = OPERATORS.int8_conv2d(*layer, out_scale, 128, "none")
-    assert_close(found, finished(exact, out_scale, 128, "none"))
+        found = OPERATORS.int8_conv2d(*layer, *out, "none")
+    assert_close(found, finished(exact, *out, "none"))
 
 
 @pytest.mark.slow
