@@ -138,7 +138,7 @@ def test_windows_that_lie_in_the_padding_are_exact(
     wide = weight.double() * scales.double()[:, None, None, None]
     exact = F.conv2d(0.25 * (x.double() - 200), wide, bias.double(), *window)
     layer = x, 0.25, 200, weight, scales, bias, *window
-    out: Any = (None, 0) if form == "float" else (40.0, 128)
+    out: tuple[float | None, int] = (None, 0) if form == "float" else (40.0, 128)
     if form == "sum":
         other = levels(*exact.shape, seed=5)
         found = OPERATORS.int8_conv2d_add(*layer, other, 20.0, 128, *out, False)
