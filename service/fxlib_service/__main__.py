@@ -71,7 +71,7 @@ async def _run(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     server = Server(config)
-    if config.policy is not None or config.token_file is not None:
+    if any(each is not None for each in (config.policy, config.token_file, config.tls)):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reread)
     try:
         listen, metrics = await server.start()

@@ -1,6 +1,8 @@
 """Certificates on real sockets, what is refused without them, and principals told apart by them and by tokens."""
 
 import asyncio
+import os
+import signal
 import socket
 import ssl
 import time
@@ -19,7 +21,7 @@ from fxlib_service.config import Address, Config, Tls
 from fxlib_service.server import Server
 from tests.service.certificates import Files, certificates
 from tests.service.principals import bearer, write_policy
-from tests.service.support import fetch, worker
+from tests.service.support import Process, eventually, fetch, worker
 from tests.service.test_roles import reason
 
 pytestmark = pytest.mark.slow
@@ -168,6 +170,14 @@ async def test_certificates_that_cannot_be_used_change_nothing_and_are_said_once
         assert str(metrics).startswith("127.0.0.1:")
     finally:
         await server.stop()
+
+
+def test_a_signal_has_a_service_read_its_certificates_though_it_has_no_policy(tmp_path: Path) -> None:
+    files, log = certificates(tmp_path, "server"), tmp_path / "data.log"
+    service = Process(tmp_path / "data", "--tls-cert", str(files.certificate), "--tls-key", str(files.key))
+    os.kill(service.pid, signal.SIGHUP)
+    assert any("read the certificates again" in log.read_text() for _ in eventually(20.0))
+    assert service.stop() == 0
 
 
 async def test_who_connects_to_the_metrics_and_says_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
