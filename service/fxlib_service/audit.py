@@ -13,8 +13,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Final
+
+from typing_extensions import override
 
 from fxlib.errors import FxlibError
 from fxlib_service.errors import Code
@@ -45,6 +48,17 @@ _NO_REFUSALS: Final = frozenset({"OK", "CANCELLED", *_FAILURES})
 _MAX_TEXT: Final = 256
 _MAX_OBJECT: Final = 128
 _UNKNOWN_PER_S: Final = 10
+
+
+class _File(WatchedFileHandler):
+    """The file of the audit log. Once it was moved away, as logrotate does, a new one is begun."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # no new one can be made, which no call fails for
+            self.handleError(record)
 
 
 class Limiter:
@@ -147,7 +161,7 @@ def write_to(path: Path | None) -> None:
         return
     try:
         path.touch(mode=0o600)
-        handler = logging.FileHandler(path)
+        handler = _File(path)
     except OSError as error:
         raise FxlibError(f"cannot write {path}: {error.strerror}", where="--audit-log") from error
     handler.setFormatter(logging.Formatter('{"at": "%(asctime)s", "level": "%(levelname)s", "call": %(message)s}'))

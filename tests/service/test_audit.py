@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shutil
 import stat
 import urllib.error
 import urllib.request
@@ -185,6 +186,22 @@ def test_a_file_has_every_line_and_is_nobody_else_s(tmp_path: Path) -> None:
     [line] = path.read_text().splitlines()
     told = json.loads(line)
     assert (told["level"], told["call"]["code"]) == ("WARNING", "UNAUTHENTICATED")
+
+
+@pytest.mark.slow
+def test_lines_go_to_a_new_file_once_the_old_one_was_moved_away_and_no_call_fails_for_want_of_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "logs" / "audit.log"
+    path.parent.mkdir()
+    with running(tmp_path / "data", "--audit-log", str(path)) as (_, client):
+        client.put(graph_bytes())
+        path.rename(path.with_suffix(".1"))
+        job = client.submit()
+        assert job.id in path.read_text()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        shutil.rmtree(path.parent)
+        assert client.get(job.id).id == job.id
 
 
 @pytest.mark.slow
