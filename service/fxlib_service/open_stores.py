@@ -87,7 +87,8 @@ class DatabaseLock(Lock):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path.with_name(f"{path.name}.{LOCK}"), path, "--database")
+        found = path.resolve()  # links lead to one database
+        super().__init__(found.with_name(f"{found.name}.{LOCK}"), path, "--database")
 
 
 def is_shared(config: Config) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -160,7 +161,7 @@ class Server:
         self._tls: TlsFiles | None = None
         self._local: LocalService | None = None
         self._locks: list[Lock] = [DataLock(config.data)]
-        if sqlite_url(config).startswith("sqlite:///"):
+        if re.match(r"sqlite(\+\w+)?:///", sqlite_url(config)):  # which may name its driver
             try:
                 self._locks.append(DatabaseLock(sqlite_path(config)))
             except BaseException:

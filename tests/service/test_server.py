@@ -321,13 +321,15 @@ async def test_one_service_to_a_data_folder(tmp_path: Path) -> None:
         pass
 
 
-async def test_one_service_to_an_sqlite_database(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["sqlite:///{}/one.sqlite", "sqlite+pysqlite:///{}/one.sqlite", "sqlite:///{}/link"])
+async def test_one_service_to_an_sqlite_database(tmp_path: Path, named: str) -> None:
     def with_(folder: str) -> Config:
-        return Config(data=tmp_path / folder, database_url=f"sqlite:///{tmp_path}/one.sqlite")
+        return Config(data=tmp_path / folder, database_url=named.format(tmp_path))
 
-    first = Server(with_("a"))
+    (tmp_path / "link").symlink_to(tmp_path / "one.sqlite")
+    first = Server(Config(data=tmp_path / "a", database_url=f"sqlite:///{tmp_path}/one.sqlite"))
     for _ in range(2):
-        with pytest.raises(FxlibError, match=r"--database: another service uses .*one\.sqlite"):
+        with pytest.raises(FxlibError, match=r"--database: another service uses .*(one\.sqlite|link)"):
             Server(with_("b"))
     await first.stop()
     await Server(with_("b")).stop()
