@@ -68,9 +68,10 @@ def command(module: str, arguments: Sequence[str]) -> list[str]:
 class Child:
     """A process `python -m module ARGS`. It ends with the `with` block, or by the kernel if this process is killed."""
 
-    def __init__(self, module: str, arguments: Sequence[str]) -> None:
-        """Start the package `module` with a command line."""
+    def __init__(self, module: str, arguments: Sequence[str], *, grace_s: float = _GRACE_S) -> None:
+        """Start the package `module` with a command line; `grace_s` is how long it has to end after SIGTERM."""
         self.module = module
+        self._grace_s = grace_s
         self._process = subprocess.Popen(
             command(module, arguments),
             stdin=subprocess.DEVNULL,
@@ -102,7 +103,7 @@ class Child:
         if self.code is None:
             self._process.terminate()
             try:
-                self._process.wait(_GRACE_S)
+                self._process.wait(self._grace_s)
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._process.wait()

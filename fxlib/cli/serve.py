@@ -33,6 +33,8 @@ _RESTARTS = 5
 """Number of restarts in a row, each of a worker that died before it was steady, after which the command ends if no
 worker was ever steady: its options may be wrong. Otherwise the service goes on, and workers are tried now and then."""
 _LONGEST_PAUSE_S = 15.0
+_CLOSE_S = 12.0
+"""Seconds that the service has to end beyond its grace for calls: it ends itself after ten."""
 
 _DESCRIPTION = """Run the service, and a worker beside it, until Ctrl-C or SIGTERM.
 
@@ -101,7 +103,9 @@ def run(arguments: Sequence[str]) -> int:
         ready_file = Path(settled["ready-file"] or folder.path / "ready")
         ready_file.unlink(missing_ok=True)
         children.callback(ready_file.unlink, missing_ok=True)
-        service = children.enter_context(Child("fxlib_service", [*given, "--ready-file", str(ready_file)]))
+        grace_s = float(settled["shutdown-grace-seconds"]) + _CLOSE_S
+        given += ["--ready-file", str(ready_file)]
+        service = children.enter_context(Child("fxlib_service", given, grace_s=grace_s))
         addresses = _addresses(service, ready_file, stop)
         if addresses is None:
             return 0

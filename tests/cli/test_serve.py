@@ -38,6 +38,7 @@ import json, os, pathlib, signal, sys, time
 if "--print-options" in sys.argv:
     data = sys.argv[sys.argv.index("--data") + 1] if "--data" in sys.argv else None
     options = dict.fromkeys(("ready-file", "tls-cert", "client-ca", "insecure", "token-file")) | {"data": data}
+    options["shutdown-grace-seconds"] = "5"
     print(json.dumps({name: {"value": value, "from": "default"} for name, value in options.items()}))
     sys.exit()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -232,6 +233,17 @@ def test_what_the_service_cannot_use_is_exit_code_2(tmp_path: Path) -> None:
     with serve(tmp_path, "--no-worker", "--lease-seconds", "soon") as serving:
         assert serving.process.wait(200) == 2
         assert "--lease-seconds: 'soon' is not a number" in serving.errors()
+
+
+def test_the_service_has_the_grace_that_it_was_given_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(module: str, arguments: list[str], *, grace_s: float) -> Child:
+        raise FxlibError(f"{module} has {grace_s} s")
+
+    settled = dict.fromkeys(("ready-file", "client-ca")) | {"shutdown-grace-seconds": "60"}
+    monkeypatch.setattr(command, "_settled", lambda *_: settled)
+    monkeypatch.setattr(command, "Child", start)
+    with pytest.raises(FxlibError, match=r"fxlib_service has 72\.0 s"):
+        command.run(["--no-worker"])
 
 
 def test_an_option_that_there_is_not_is_told_in_the_words_of_the_command(tmp_path: Path) -> None:
