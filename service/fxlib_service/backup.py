@@ -52,6 +52,8 @@ _SQLITE, _POSTGRES = "service.sqlite", "service.pgdump"
 _FOREIGN: Final = frozenset({LOCK, f"{_SQLITE}.{LOCK}", "lost+found"})
 """The names that an empty data folder may hold: the lock of this process, that of a service that was here, and a file
 system's own folder at its root."""
+_OF_ANOTHER: Final = ("-wal", "-journal")
+"""The ends of the names of files beside an SQLite database that hold a part of it."""
 _PIECE: Final = 8 << 20
 _BACKUP_DESCRIPTION: Final = "Back a service up, which may run meanwhile: its database, and the blobs that jobs name."
 _RESTORE_DESCRIPTION: Final = """Restore a backup, where no service runs, into an empty data folder and, with
@@ -431,6 +433,11 @@ def _restored_sqlite(config: Config, manifest: Manifest, *, again: bool) -> Call
         if again and _digest(target) == manifest.sha256:
             return None
         raise FxlibError(f"there is a database {target}", where="--database")
+
+    for beside in (target.with_name(f"{target.name}{suffix}") for suffix in _OF_ANOTHER):
+        if beside.exists():  # SQLite would take what it holds for changes of the restored database
+            hint = "Move it to where the database is that it belongs to."
+            raise FxlibError(f"there is {beside}, of another database", where="--database", hint=hint)
 
     def bring(file: Path) -> None:
         unfinished = target.with_name(f"{target.name}{_UNFINISHED}")

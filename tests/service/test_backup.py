@@ -402,6 +402,19 @@ def test_a_password_that_no_variable_holds_is_refused(tmp_path: Path) -> None:
     assert "s3cret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("kind", ["wal", "journal"])
+def test_what_another_database_has_left_beside_its_place_keeps_a_database_from_being_restored(
+    doctored: Path, tmp_path: Path, kind: str
+) -> None:
+    left = tmp_path / f"jobs.sqlite-{kind}"
+    left.write_bytes(b"?")
+    config = Config(data=tmp_path / "new", database_url=f"sqlite:///{tmp_path / 'jobs.sqlite'}")
+    with pytest.raises(FxlibError, match=f"there is .*jobs.sqlite-{kind}, of another database"):
+        backup.restore(config, doctored)
+    left.unlink()
+    assert backup.restore(config, doctored).jobs == 0
+
+
 def test_a_folder_without_a_service_is_not_backed_up(tmp_path: Path) -> None:
     with pytest.raises(FxlibError, match="there is no database"):
         backup.make(Config(data=tmp_path / "nothing"), tmp_path / "backup")
