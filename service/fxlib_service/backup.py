@@ -410,7 +410,8 @@ def _mark(data: Path, backup: str) -> bool:
 
 def _bring_back(folder: Path, manifest: Manifest, target: BlobStore) -> None:
     for sha256, size in manifest.blobs.items():
-        if target.size(sha256) == size:  # an earlier run restored it, or it was there from the start
+        # An earlier run may have restored it, or it was there from the start; what is damaged is deleted here.
+        if target.size(sha256) == size and target.verify(sha256):
             continue
         target.drop(sha256)
         path = folder / "blobs" / sha256[:2] / sha256

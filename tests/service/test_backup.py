@@ -282,6 +282,16 @@ def test_a_blob_that_the_service_has_lost_is_told_and_keeps_nothing_back(
 
 
 @pytest.mark.slow
+def test_a_blob_that_is_damaged_where_it_is_restored_is_replaced(made: tuple[Config, Path], tmp_path: Path) -> None:
+    config, to = made
+    sha256 = ref(graph_bytes()).sha256
+    path = config.data / "blobs" / sha256[:2] / sha256
+    path.write_bytes(bytes(path.stat().st_size))
+    backup.restore(Config(data=tmp_path / "new", blobs=str(config.data)), to)
+    assert path.read_bytes() == graph_bytes()
+
+
+@pytest.mark.slow
 def test_a_graph_that_cannot_be_read_now_fails_the_backup(
     made: tuple[Config, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
