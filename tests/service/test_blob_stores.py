@@ -340,6 +340,21 @@ def test_a_place_that_cannot_be_used_is_a_sentence(place: str, told: str, tmp_pa
     assert isinstance(blob_store(Config(data=tmp_path, blobs=f"file://{tmp_path}"), Clock()), FolderBlobStore)
 
 
+@pytest.mark.parametrize(
+    "method, told", [("cat_file", "cannot be read: "), ("info", "cannot be asked for what is not there: ")]
+)
+def test_a_store_that_may_be_written_and_no_more_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, told: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("Forbidden")
+
+    store = at_url(tmp_path)
+    monkeypatch.setattr(store._files, method, refuse)
+    with pytest.raises(FxlibError, match=f"--blobs: memory://.* {told}PermissionError: Forbidden"):
+        store.check()
+
+
 def test_a_file_where_the_folder_of_the_blobs_should_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FxlibError, match=r"^--blobs: cannot use .*/file/.*: Not a directory$"):

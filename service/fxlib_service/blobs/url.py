@@ -89,19 +89,26 @@ class UrlBlobStore(KeepsUploads):
         self._turns = [threading.Lock() for _ in range(_LOCKS)]
 
     def check(self) -> None:
-        """Write an object, and delete it.
+        """Write an object, read it, delete it, and ask for what is not there.
 
         Raises:
             FxlibError: the store does not answer, or refuses; the error quotes its answer.
         """
-        path = f"{self._root}/incoming/{uuid.uuid4().hex}"
+        path, doing = f"{self._root}/incoming/{uuid.uuid4().hex}", "written"
+        hint = "Are the bucket, the credentials and the endpoint of its driver's right?"
         try:
             self._files.pipe_file(path, b"?")
+            doing = "read"
+            self._files.cat_file(path)
+            doing = "cleared"
             self._files.rm_file(path)
+            doing, hint = "asked for what is not there", "S3 tells that to those who may list the bucket."
+            self._files.invalidate_cache()
+            with suppress(FileNotFoundError):
+                self._files.info(path)
         except Exception as error:
-            hint = "Are the bucket, the credentials and the endpoint of its driver's right?"
             problem = f"{type(error).__name__}: {in_full(error)}"
-            raise FxlibError(f"{self._shown} cannot be written: {problem}", where="--blobs", hint=hint) from error
+            raise FxlibError(f"{self._shown} cannot be {doing}: {problem}", where="--blobs", hint=hint) from error
 
     @override
     def size(self, sha256: str) -> int | None:
