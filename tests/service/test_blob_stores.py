@@ -290,6 +290,29 @@ def test_an_object_that_was_damaged_or_lost_is_found_out_and_the_next_upload_hea
     assert store.read_all(blob()) == DATA
 
 
+def test_nobody_who_asks_for_a_blob_waits_while_it_is_sent_and_nobody_deletes_it_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sha256 = at_url(tmp_path), blob().sha256
+    put_file, found = store._files.put_file, list[object]()
+
+    def send(*names: str) -> None:
+        store._files.pipe_file(store._path(sha256), b"damaged")
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(store.size, sha256), threads.submit(store.delete, sha256, older_than_s=0.0)
+            found.extend([*(each.result(20) for each in asked), store.verify(sha256)])
+        assert store._files.exists(store._path(sha256))
+        put_file(*names)
+
+    store.append(sha256, DATA)
+    with monkeypatch.context() as patched:
+        patched.setattr(store._files, "put_file", send)
+        store.commit(blob())
+    assert found == [len(b"damaged"), False, False]
+    assert store.read_all(blob()) == DATA
+    assert store.delete(sha256, older_than_s=0.0)
+
+
 def test_an_object_that_is_being_written_is_no_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = at_url(tmp_path)
     store.append(blob().sha256, DATA)

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ class UrlBlobStore(KeepsUploads):
         self._root = self._root.rstrip("/")
         self._known: dict[str, _Known] = {}
         self._turns = [threading.Lock() for _ in range(_LOCKS)]
+        self._sent = Counter[str]()
+        """How many threads send a blob now. It takes as long as the blob is large, and nobody who asks waits for it."""
 
     def check(self) -> None:
         """Write an object, read it, delete it, and ask for what is not there.
@@ -130,7 +133,7 @@ class UrlBlobStore(KeepsUploads):
     @override
     def commit(self, blob: CheckedBlob, *, owner: str = "") -> None:
         path = self._path(blob.sha256)
-        with translated(), self.checked(blob, owner) as partial, self._turn(blob.sha256):
+        with translated(), self.checked(blob, owner) as partial, self._sending(blob.sha256):
             with self._asking(blob.sha256):
                 if self._direct:
                     self._files.put_file(str(partial), path)
@@ -140,7 +143,8 @@ class UrlBlobStore(KeepsUploads):
                     self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
                     self._files.mv(incoming, path)
             partial.unlink()
-            self._know(blob.sha256, blob.size)
+            with self._turn(blob.sha256):
+                self._know(blob.sha256, blob.size)
 
     @override
     def read(self, sha256: str, *, offset: int, length: int) -> bytes:
@@ -167,8 +171,8 @@ class UrlBlobStore(KeepsUploads):
                     return True
             with self._turn(sha256), self._asking(sha256):
                 self._known.pop(sha256, None)
-                # An upload may have replaced it with a sound object in the meantime.
-                if self._files.info(path) == before:
+                # An upload may have replaced it with a sound object in the meantime, or is about to.
+                if self._files.info(path) == before and not self._sent[sha256]:
                     self._files.rm_file(path)
                     logger.error("blob %s was damaged in %s, and is deleted", sha256, self._shown)
         except FileNotFoundError:
@@ -201,7 +205,7 @@ class UrlBlobStore(KeepsUploads):
                 used_at = _modified(self._files.info(self._path(sha256)))
                 with suppress(FileNotFoundError):
                     used_at = max(used_at, _modified(self._files.info(mark)))
-                if used_at > limit:
+                if used_at > limit or self._sent[sha256]:
                     return False
                 self._known.pop(sha256, None)
                 self._files.rm_file(self._path(sha256))
@@ -229,6 +233,19 @@ class UrlBlobStore(KeepsUploads):
             logger.warning("blobs in %s: %s: %s", self._shown, type(error).__name__, in_full(error))
             message = "the store of the blobs is away, or refuses"
             raise ServiceError(Code.STORAGE_UNAVAILABLE, message, retry_after_s=_RETRY_S) from error
+
+    @contextmanager
+    def _sending(self, sha256: str) -> Iterator[None]:
+        """Keep a blob from being deleted in the block, which sends it."""
+        with self._turn(sha256):
+            self._sent[sha256] += 1
+        try:
+            yield
+        finally:
+            with self._turn(sha256):
+                self._sent[sha256] -= 1
+                if not self._sent[sha256]:
+                    del self._sent[sha256]
 
     def _turn(self, sha256: str) -> threading.Lock:
         """Return the lock under which a blob is asked for and deleted."""
