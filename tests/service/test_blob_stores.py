@@ -378,6 +378,15 @@ def test_a_store_that_may_be_written_and_no_more_is_refused(
         store.check()
 
 
+@pytest.mark.slow
+def test_a_large_blob_is_sent_to_s3_in_parts_of_a_few_megabytes(bucket: str, tmp_path: Path) -> None:
+    store, data = UrlBlobStore(f"{bucket}/{tmp_path.name}", tmp_path), bytes(40 << 20)
+    put(store, data)
+    place, _, name = store._path(blob(data).sha256).partition("/")
+    found = store._files.call_s3("head_object", Bucket=place, Key=name, PartNumber=1)
+    assert (found["PartsCount"], found["ContentLength"]) == (5, 8 << 20)
+
+
 def test_a_file_where_the_folder_of_the_blobs_should_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FxlibError, match=r"^--blobs: cannot use .*/file/.*: Not a directory$"):

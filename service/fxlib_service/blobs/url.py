@@ -39,6 +39,8 @@ _KNOWN: Final = 100_000
 _LOCKS: Final = 64
 _WHOLE_OR_NOT: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 """The stores in which an object appears only when it is complete; in others it is first written under another name."""
+_IN_PARTS: Final[Mapping[str, Any]] = {"chunksize": _PIECE, "max_concurrency": 4}
+"""How the driver of S3 sends a blob. Left to itself, it holds 500 MB of each blob that it sends in memory."""
 _MODIFIED: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 """The keys under which drivers give the time of an object."""
 _HIDDEN: Final = "..."
@@ -77,6 +79,7 @@ class UrlBlobStore(KeepsUploads):
         self._shown = shown(url)
         protocol = url.partition("://")[0].rpartition("::")[2]
         self._direct = protocol in _WHOLE_OR_NOT
+        self._sends = _IN_PARTS if protocol in ("s3", "s3a") else {}
         try:
             self._files, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
@@ -136,7 +139,7 @@ class UrlBlobStore(KeepsUploads):
         with translated(), self.checked(blob, owner) as partial, self._sending(blob.sha256):
             with self._asking(blob.sha256):
                 if self._direct:
-                    self._files.put_file(str(partial), path)
+                    self._files.put_file(str(partial), path, **self._sends)
                 else:
                     incoming = f"{self._root}/incoming/{uuid.uuid4().hex}"
                     self._files.put_file(str(partial), incoming)
