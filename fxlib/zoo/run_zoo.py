@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -172,7 +172,9 @@ class _Course:
             if row.state == "asked":  # it was asked before the run was interrupted
                 row = self._followed(entry, row, deadline) or self._anew(entry, row)
             if row.state == "waiting":
-                row = self._ask(entry, row, deadline)
+                with self._turn() as waited_s:  # the captures of other models take none of this one's time
+                    deadline += waited_s
+                    row = self._ask(entry, row, deadline)
             if row.state == "asked":
                 row = self._followed(entry, row, deadline) or _failed(row, "SERVICE", "the service forgot the job")
         except RemoteError as error:
@@ -185,25 +187,31 @@ class _Course:
         if self._options.fail_fast and not expected:
             self._stop.set()
 
-    def _ask(self, entry: Entry, row: Row, deadline: float) -> Row:
-        """Capture the model in a process of its own, which hands its question in."""
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[float]:
+        """Have no more captures in the block than are wanted at a time; yield the seconds that this took."""
+        start = time.monotonic()
         while not self._captures.acquire(timeout=_POLL_S):
             self._check()
         try:
-            self._check()
-            self._tell(row)
-            limit = min(deadline, time.monotonic() + entry.capture_s)
-            request = f"{self._run.name}/{entry.name}/{row.attempt}/{row.asked}"
-            requests = [request, *(f"{request}/{index}" for index in range(1, len(entry.wheres)))]
-            asked = {
-                "entry": asdict(entry),
-                "service": _elsewhere(self._options.service),
-                "request_ids": [uuid.uuid5(_IDS, each).hex for each in requests],
-                "fresh": self._options.fresh,
-            }
-            answer = _ModelProcess(asked, self._run.log(entry.name)).answer(limit, self._check)
+            yield time.monotonic() - start
         finally:
             self._captures.release()
+
+    def _ask(self, entry: Entry, row: Row, deadline: float) -> Row:
+        """Capture the model in a process of its own, which hands its question in."""
+        self._check()
+        self._tell(row)
+        limit = min(deadline, time.monotonic() + entry.capture_s)
+        request = f"{self._run.name}/{entry.name}/{row.attempt}/{row.asked}"
+        requests = [request, *(f"{request}/{index}" for index in range(1, len(entry.wheres)))]
+        asked = {
+            "entry": asdict(entry),
+            "service": _elsewhere(self._options.service),
+            "request_ids": [uuid.uuid5(_IDS, each).hex for each in requests],
+            "fresh": self._options.fresh,
+        }
+        answer = _ModelProcess(asked, self._run.log(entry.name)).answer(limit, self._check)
         try:
             row = replace(row, capture_s=answer.get("capture_s"), dependencies=_dependencies(answer))
             if "failed" in answer:

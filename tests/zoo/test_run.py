@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 from unittest import mock
 
 import psutil
@@ -348,6 +348,31 @@ def test_a_job_that_nobody_measures_ends_at_its_deadline_and_is_cancelled(tmp_pa
         assert found["clicks"].failure == "DEADLINE"
         with connect(address) as client:
             assert client.job(found["clicks"].job_id).state == "cancelled"
+
+
+class Taking:
+    """A model's process that takes a second and fails; `left_s` is the time that each was given."""
+
+    left_s: ClassVar[list[float]] = []
+
+    def __init__(self, asked: object, log: Path) -> None: ...
+
+    def answer(self, limit: float, check: Callable[[], None]) -> dict[str, Any]:
+        self.left_s.append(limit - time.monotonic())
+        time.sleep(1.0)
+        return {"failed": "MODEL", "message": "it fails"}
+
+
+def test_the_captures_of_other_models_take_none_of_a_model_s_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_zoo, "_ModelProcess", Taking)
+    entries = [Entry(name=f"m{n}", source="factory", target="m:f", deadline_s=2.5) for n in range(3)]
+    made = Runs(tmp_path / "zoo.runs").begin("zoo.toml", [each.name for each in entries])
+    options = RunOptions(service=Endpoint(address="127.0.0.1:9"))
+    found = run_zoo.run_zoo(made, entries, [], options, lambda _: None)
+    assert [row.failure for row in found] == ["MODEL"] * 3
+    assert min(Taking.left_s) > 2.0
 
 
 def test_a_service_that_is_away_fails_the_rows_and_says_so(tmp_path: Path) -> None:
