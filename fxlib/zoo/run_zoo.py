@@ -45,6 +45,9 @@ _IDS: Final = uuid.UUID("8a0f6a52-3f0b-4a5e-9a55-7c8d2f6b1e11")
 """The namespace of request ids: a run that was interrupted hands in the same request again, with the same id."""
 
 _UNKNOWN_JOB: Final = "JOB_NOT_FOUND"
+_BUSY: Final = ("SERVICE_BUSY", "QUOTA_EXCEEDED")
+"""The service's error codes for a call that it would take at another time, which say nothing about the job."""
+
 _BY_SPEED: Final = (Reason.NOT_FASTER.name, Reason.BUDGET_EXHAUSTED.name)
 """Reasons to keep an original that rest only on its figures, so that the figures of other machines also count."""
 
@@ -255,9 +258,12 @@ class _Course:
         """Return a job once it has ended; None if it has not ended by the deadline."""
         pause_s = _POLL_S
         while True:
-            with contextlib.suppress(ServiceUnavailableError):
+            try:
                 if (job := self._client.job(job_id, timeout_s=5.0)).done:
                     return job
+            except RemoteError as error:
+                if not (isinstance(error, ServiceUnavailableError) or getattr(error, "code", "") in _BUSY):
+                    raise
             if time.monotonic() > deadline:
                 return None
             self._check(pause_s)

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, ClassVar
 from unittest import mock
 
@@ -24,6 +25,7 @@ from torch.fx import GraphModule
 from fxlib import connect
 from fxlib.cli import main
 from fxlib.client import Endpoint
+from fxlib.errors import RejectedError
 from fxlib.reasons import Reason
 from fxlib.spec.report import Decision, Estimate, Report
 from fxlib.v1 import workers_pb2
@@ -373,6 +375,18 @@ def test_the_captures_of_other_models_take_none_of_a_model_s_time(
     found = run_zoo.run_zoo(made, entries, [], options, lambda _: None)
     assert [row.failure for row in found] == ["MODEL"] * 3
     assert min(Taking.left_s) > 2.0
+
+
+@pytest.mark.parametrize("code", ["QUOTA_EXCEEDED", "SERVICE_BUSY"])
+def test_a_service_that_takes_no_call_just_now_fails_no_row(code: str) -> None:
+    def told(*_: object, **__: object) -> Any:
+        for refusal in refusals:
+            raise refusal
+        return SimpleNamespace(done=True)
+
+    refusals = iter([RejectedError("no room", code=code)])
+    course = run_zoo._Course(Run(Path()), RunOptions(service=Endpoint()), SimpleNamespace(job=told), lambda _: None)
+    assert course._ended("job", time.monotonic() + 20).done
 
 
 def test_a_service_that_is_away_fails_the_rows_and_says_so(tmp_path: Path) -> None:
