@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -113,8 +114,7 @@ class Connection:
         self.address = address
         target, self._credentials = choose(address, token_file=token_file, tls=tls, insecure=insecure, token=token)
         self._encrypted = tls is not None
-        self._open = _channel(target, tls)
-        self._channel = AuthorizedChannel(self._open, self._credentials)
+        self._channel = AuthorizedChannel(partial(_channel, target, tls), self._credentials, tls)
         self.jobs = jobs_pb2_grpc.OptimizerServiceStub(self._channel)
         self.blobs = blobs_pb2_grpc.BlobServiceStub(self._channel)
 
@@ -124,7 +124,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the channel; calls in flight are cancelled."""
-        self._open.close()
+        self._channel.close()
 
     def check_credentials(self) -> None:
         """Check now whether there is a token to show, if one is needed.

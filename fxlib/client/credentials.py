@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import grpc
 
@@ -35,6 +40,24 @@ class Tls:
         if (self.certificate is None) != (self.key is None):
             given, missing = ("certificate", "key") if self.key is None else ("key", "certificate")
             raise CredentialError(f"a {given} was given without its {missing}", where=str(self.certificate or self.key))
+
+    def states(self) -> tuple[tuple[int, ...], ...]:
+        """Return values that differ once one of the files is written or replaced."""
+        found = []
+        for path in filter(None, (self.ca, self.certificate, self.key)):
+            with suppress(OSError):  # it is being replaced
+                status = Path(path).stat()
+                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)
+
+    def check_pair(self) -> None:
+        """Check that certificate and key belong together.
+
+        Raises:
+            OSError: they do not, or one cannot be read.
+        """
+        if self.certificate is not None:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(self.certificate, self.key, password="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,39 +158,88 @@ class AuthorizedChannel:
 
     It does not use `grpc.intercept_channel`, which asks the channel for each call anew: in a channel that was closed
     meanwhile, that ends the process (grpcio 1.85), while a call that was asked for before raises ValueError.
+
+    Args:
+        dial: opens a channel; raises OSError or CredentialError if the PEM files cannot be used.
+        credentials: the token that is sent.
+        tls: the PEM files. When they have changed, calls from then on go over a channel that is opened with the newer
+            ones, and calls under way go on over theirs: certificates expire while a worker runs.
     """
 
-    def __init__(self, channel: grpc.Channel, credentials: Credentials) -> None:
-        self._channel = channel
+    def __init__(self, dial: Callable[[], grpc.Channel], credentials: Credentials, tls: Tls | None) -> None:
+        self._dial = dial
         self._credentials = credentials
+        self._tls = tls or Tls()
+        self._looking = Lock()
+        self._read = self._tls.states()
+        self._channel = dial()
+        self._before = WeakSet[grpc.Channel]()
+        self._closed = False
+
+    @contextmanager
+    def current(self) -> Iterator[grpc.Channel]:
+        """Yield the channel for a new call, which nobody closes in the block.
+
+        Raises:
+            ValueError: it is closed.
+        """
+        with self._looking:
+            if self._closed:
+                raise ValueError("Cannot invoke RPC on closed channel!")
+            if (now := self._tls.states()) != self._read:
+                with suppress(OSError, CredentialError):  # one of them may still be the old one
+                    self._tls.check_pair()
+                    newer, self._read = self._dial(), now
+                    self._before.add(self._channel)
+                    self._channel = newer
+            yield self._channel
+
+    def close(self) -> None:
+        """Close the channel; calls in flight are cancelled."""
+        with self._looking:
+            self._closed = True
+            for each in (self._channel, *self._before):
+                each.close()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> AuthorizedCall:
         """Return an object that calls a method of the service."""
-        return AuthorizedCall(self._channel.unary_unary(*args, **kwargs), self._credentials)
+        return AuthorizedCall(self, lambda channel: channel.unary_unary(*args, **kwargs), self._credentials)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> AuthorizedCall:
         """Return an object that calls a method of the service that answers with a stream."""
-        return AuthorizedCall(self._channel.unary_stream(*args, **kwargs), self._credentials)
+        return AuthorizedCall(self, lambda channel: channel.unary_stream(*args, **kwargs), self._credentials)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> AuthorizedCall:
         """Return an object that calls a method of the service that takes a stream."""
-        return AuthorizedCall(self._channel.stream_unary(*args, **kwargs), self._credentials)
+        return AuthorizedCall(self, lambda channel: channel.stream_unary(*args, **kwargs), self._credentials)
 
 
 class AuthorizedCall:
     """Calls one method of a service, with the token."""
 
-    def __init__(self, call: Any, credentials: Credentials) -> None:
-        self._call = call
+    def __init__(
+        self, channel: AuthorizedChannel, ask_for: Callable[[grpc.Channel], Any], credentials: Credentials
+    ) -> None:
+        self._channel = channel
+        self._ask_for = ask_for
         self._credentials = credentials
+        with channel.current() as self._over:
+            self._call = ask_for(self._over)
 
     def __call__(self, request: Any, **options: Any) -> Any:
         """Call the method, and return its answer, or the stream of its answers."""
-        return self._call(request, **self._authorized(options))
+        return self._current()(request, **self._authorized(options))
 
     def future(self, request: Any, **options: Any) -> Any:
         """Begin a call whose answer is asked for later."""
-        return self._call.future(request, **self._authorized(options))
+        return self._current().future(request, **self._authorized(options))
+
+    def _current(self) -> Any:
+        """Return the method of the channel as it is now."""
+        with self._channel.current() as channel:
+            if channel is not self._over:
+                self._call, self._over = self._ask_for(channel), channel
+            return self._call
 
     def _authorized(self, options: dict[str, Any]) -> dict[str, Any]:
         token = self._credentials.token()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ from fxlib.cli import main
 from fxlib.client.connection import Connection, Deadline
 from fxlib.errors import CredentialError, ServiceUnavailableError
 from tests.service.certificates import Files, certificates
-from tests.shared.real_service import real_service
+from tests.shared.real_service import free_port, real_service
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +84,28 @@ def test_why_a_certificate_does_not_serve_is_told(
         connection.reach(Deadline(1))
     connection.close()
     server.stop(0)
+
+
+def test_certificates_that_are_renewed_are_shown_and_trusted_by_a_client_that_goes_on(tmp_path: Path) -> None:
+    server, own = certificates(tmp_path, "server"), certificates(tmp_path, "client")
+    address = f"127.0.0.1:{free_port()}"
+    options = ["--tls-cert", str(server.certificate), "--tls-key", str(server.key), "--client-ca", str(own.ca)]
+    tls = Tls(ca=server.ca, certificate=own.certificate, key=own.key)
+    connection = Connection(address, tls=tls)
+    with real_service(tmp_path / "service", "--listen", address, *options):
+        assert connection.reach(Deadline(60)).fxlib_version
+        newer = certificates(tmp_path, "newer-client")
+        newer.key.replace(own.key)
+        assert connection.reach(Deadline(60)).fxlib_version  # over the connection of before: they do not fit together
+        newer.certificate.replace(own.certificate)
+        newer.ca.replace(own.ca)
+        for old, new in zip(astuple(server), astuple(certificates(tmp_path, "newer-server")), strict=True):
+            new.replace(old)
+    with real_service(tmp_path / "service", "--listen", address, *options):
+        assert connection.reach(Deadline(60)).fxlib_version
+    connection.close()
+    with pytest.raises(ValueError, match="closed channel"):
+        connection.reach(Deadline(1))
 
 
 def test_a_file_that_is_not_there_is_said_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
