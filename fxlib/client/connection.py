@@ -170,6 +170,8 @@ class Connection:
         try:
             self.jobs.GetCapabilities(jobs_pb2.GetCapabilitiesRequest(), timeout=_REASON_S)
         except grpc.RpcError as error:
+            if (failure := understand(error)).code:  # it does answer
+                return f"it refuses: {failure.message}", ""
             details = error.details() or ""
             for mark, why, hint in _HANDSHAKES[self._encrypted]:
                 if re.search(mark, details):

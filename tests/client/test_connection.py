@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
 
-def _status(detail: any_pb2.Any) -> bytes:
+def _status(detail: any_pb2.Any, method: str = "GetJob") -> bytes:
     """A status as gRPC sends it, with one detail; its code and message are those that the scripted service gives."""
-    status = status_pb2.Status(code=14, message="GetJob fails as told", details=[detail])
+    status = status_pb2.Status(code=14, message=f"{method} fails as told", details=[detail])
     data: bytes = status.SerializeToString()
     return data
 
@@ -79,6 +79,15 @@ def test_a_service_that_says_at_once_is_not_asked_in_a_hurry(
     with pytest.raises(ServiceUnavailableError):
         get_job(connection, "job-1", Deadline(0.5))
     assert 1 < service.calls["GetJob"] <= 11
+
+
+def test_why_a_service_that_answers_takes_no_call_is_told(service: Scripted, connection: Connection) -> None:
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason="QUOTA_EXCEEDED", domain="fxlib"))
+    service.details = _status(detail, "GetCapabilities")
+    service.fail("GetCapabilities", *[grpc.StatusCode.UNAVAILABLE] * 1000)
+    with pytest.raises(ServiceUnavailableError, match="as it refuses: GetCapabilities fails as told"):
+        connection.reach(Deadline(0.5))
 
 
 def test_a_service_that_is_not_there_is_noticed_in_time() -> None:
