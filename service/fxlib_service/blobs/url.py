@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 import time
 import uuid
@@ -77,6 +78,7 @@ class UrlBlobStore(KeepsUploads):
         """
         super().__init__(root, clock)
         self._shown = shown(url)
+        self._secrets = [url.partition("?")[2], *re.findall(r"//([^/@]*(?:@[^/@]*)*)@", url)]
         protocol = url.partition("://")[0].rpartition("::")[2]
         self._direct = protocol in _WHOLE_OR_NOT
         self._sends = _IN_PARTS if protocol in ("s3", "s3a") else {}
@@ -84,10 +86,14 @@ class UrlBlobStore(KeepsUploads):
             self._files, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
             hint = 'pip install "fxlib-service[s3]"' if protocol in ("s3", "s3a") else "Install its driver."
-            raise FxlibError(f"{self._shown} cannot be used: {error}", where="--blobs", hint=hint) from error
+            raise FxlibError(
+                f"{self._shown} cannot be used: {self._told(error)}", where="--blobs", hint=hint
+            ) from error
         except Exception as error:
             hint = f"Known are, with their drivers: {', '.join(sorted(fsspec.available_protocols()))}."
-            raise FxlibError(f"{self._shown} cannot be used: {in_full(error)}", where="--blobs", hint=hint) from error
+            raise FxlibError(
+                f"{self._shown} cannot be used: {self._told(error)}", where="--blobs", hint=hint
+            ) from error
         self._root = self._root.rstrip("/")
         self._known: dict[str, _Known] = {}
         self._turns = [threading.Lock() for _ in range(_LOCKS)]
@@ -113,7 +119,7 @@ class UrlBlobStore(KeepsUploads):
             with suppress(FileNotFoundError):
                 self._files.info(path)
         except Exception as error:
-            problem = f"{type(error).__name__}: {in_full(error)}"
+            problem = f"{type(error).__name__}: {self._told(error)}"
             raise FxlibError(f"{self._shown} cannot be {doing}: {problem}", where="--blobs", hint=hint) from error
 
     @override
@@ -233,7 +239,7 @@ class UrlBlobStore(KeepsUploads):
             raise
         except Exception as error:
             self._known.pop(sha256, None)
-            logger.warning("blobs in %s: %s: %s", self._shown, type(error).__name__, in_full(error))
+            logger.warning("blobs in %s: %s: %s", self._shown, type(error).__name__, self._told(error))
             message = "the store of the blobs is away, or refuses"
             raise ServiceError(Code.STORAGE_UNAVAILABLE, message, retry_after_s=_RETRY_S) from error
 
@@ -260,6 +266,13 @@ class UrlBlobStore(KeepsUploads):
             self._known = {name: each for name, each in self._known.items() if now_s - each.marked_s < _FRESH_S}
         self._known[sha256] = _Known(size=size, at_s=now_s, marked_s=now_s if marked_s is None else marked_s)
         return size
+
+    def _told(self, error: Exception) -> str:
+        """Return a driver's message as one line, without what may be a password in the URL."""
+        message = in_full(error)
+        for secret in filter(None, self._secrets):
+            message = message.replace(secret, _HIDDEN)
+        return message
 
     def _limit(self, older_than_s: float) -> float:
         """Return the latest time of the mark of a blob that is unused for so long; a mark may lag by `_FRESH_S`."""
