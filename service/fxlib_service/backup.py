@@ -39,7 +39,7 @@ from fxlib_service.clock import Clock
 from fxlib_service.config import APPLICATION, Config
 from fxlib_service.errors import LOST, ServiceError
 from fxlib_service.named_blobs import NamedBlobs
-from fxlib_service.open_stores import LOCK, RESTORING, DataLock, blob_store, is_shared, sqlite_path
+from fxlib_service.open_stores import LOCK, RESTORING, DataLock, blob_store, is_shared, sqlite_path, url_of
 from fxlib_service.storage_faults import in_full
 from fxlib_service.stores import schema
 
@@ -514,9 +514,9 @@ def _postgres_url(config: Config) -> sa.URL:
     """Return the URL of a PostgreSQL database.
 
     Raises:
-        FxlibError: it holds what cannot be handed to PostgreSQL's programs without being seen.
+        FxlibError: it is none, or holds what cannot be handed to PostgreSQL's programs without being seen.
     """
-    url = sa.make_url(config.database_url).set(drivername="postgresql+psycopg")
+    url = url_of(config.database_url).set(drivername="postgresql+psycopg")
     if "sslpassword" in url.query:
         hint = "Put it into a service file of libpq (~/.pg_service.conf), and name that: postgresql:///?service=NAME."
         raise FxlibError("its sslpassword would be seen in the list of processes", where="--database", hint=hint)

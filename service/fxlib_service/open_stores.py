@@ -102,8 +102,20 @@ def sqlite_url(config: Config) -> str:
 
 
 def sqlite_path(config: Config) -> Path:
-    """Return the file of the database if it is SQLite."""
-    return Path(sa.make_url(sqlite_url(config)).database or "")
+    """Return the file of the database if it is SQLite; raises the error of `url_of`."""
+    return Path(url_of(sqlite_url(config)).database or "")
+
+
+def url_of(text: str) -> sa.URL:
+    """Return the URL of a database.
+
+    Raises:
+        FxlibError: it is none.
+    """
+    try:
+        return sa.make_url(text)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise FxlibError(f"the database cannot be used: {error}", where="--database") from error
 
 
 def job_store(config: Config) -> SqlJobStore:

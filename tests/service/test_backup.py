@@ -425,6 +425,14 @@ def test_what_another_database_has_left_beside_its_place_keeps_a_database_from_b
     assert backup.restore(config, doctored).jobs == 0
 
 
+@pytest.mark.parametrize("url", ["nonsense", "postgresql://fxlib@localhost:port/fxlib"])
+def test_a_database_whose_url_is_none_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    assert backup.main("backup", [str(tmp_path / "to"), f"--data={tmp_path}", f"--database={url}"]) == 1
+    assert capsys.readouterr().err.startswith("fxlib backup: --database: the database cannot be used: ")
+
+
 def test_a_folder_without_a_service_is_not_backed_up(tmp_path: Path) -> None:
     with pytest.raises(FxlibError, match="there is no database"):
         backup.make(Config(data=tmp_path / "nothing"), tmp_path / "backup")
