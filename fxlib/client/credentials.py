@@ -44,7 +44,7 @@ class Tls:
     def states(self) -> tuple[tuple[int, ...], ...]:
         """Return values that differ once one of the files is written or replaced."""
         found = []
-        for path in filter(None, (self.ca, self.certificate, self.key)):
+        for path in (each for each in (self.ca, self.certificate, self.key) if each is not None):
             with suppress(OSError):  # it is being replaced
                 status = Path(path).stat()
                 found.append((status.st_ino, status.st_size, status.st_mtime_ns))

@@ -87,12 +87,12 @@ class UrlBlobStore(KeepsUploads):
         except ImportError as error:
             hint = 'pip install "fxlib-service[s3]"' if protocol in ("s3", "s3a") else "Install its driver."
             raise FxlibError(
-                f"{self._shown} cannot be used: {self._told(error)}", where="--blobs", hint=hint
+                f"{self._shown} cannot be used: {self._message(error)}", where="--blobs", hint=hint
             ) from error
         except Exception as error:
             hint = f"Known are, with their drivers: {', '.join(sorted(fsspec.available_protocols()))}."
             raise FxlibError(
-                f"{self._shown} cannot be used: {self._told(error)}", where="--blobs", hint=hint
+                f"{self._shown} cannot be used: {self._message(error)}", where="--blobs", hint=hint
             ) from error
         self._root = self._root.rstrip("/")
         self._known: dict[str, _Known] = {}
@@ -119,7 +119,7 @@ class UrlBlobStore(KeepsUploads):
             with suppress(FileNotFoundError):
                 self._files.info(path)
         except Exception as error:
-            problem = f"{type(error).__name__}: {self._told(error)}"
+            problem = f"{type(error).__name__}: {self._message(error)}"
             raise FxlibError(f"{self._shown} cannot be {doing}: {problem}", where="--blobs", hint=hint) from error
 
     @override
@@ -239,7 +239,7 @@ class UrlBlobStore(KeepsUploads):
             raise
         except Exception as error:
             self._known.pop(sha256, None)
-            logger.warning("blobs in %s: %s: %s", self._shown, type(error).__name__, self._told(error))
+            logger.warning("blobs in %s: %s: %s", self._shown, type(error).__name__, self._message(error))
             message = "the store of the blobs is away, or refuses"
             raise ServiceError(Code.STORAGE_UNAVAILABLE, message, retry_after_s=_RETRY_S) from error
 
@@ -267,7 +267,7 @@ class UrlBlobStore(KeepsUploads):
         self._known[sha256] = _Known(size=size, at_s=now_s, marked_s=now_s if marked_s is None else marked_s)
         return size
 
-    def _told(self, error: Exception) -> str:
+    def _message(self, error: Exception) -> str:
         """Return a driver's message as one line, without what may be a password in the URL."""
         message = in_full(error)
         for secret in filter(None, self._secrets):
