@@ -33,10 +33,12 @@ _LARGER_BYTES: Final = {
 _BRIEF: Final = frozenset(
     {
         *(f"OptimizerService/{each}" for each in ("GetJob", "ListJobs", "CancelJob", "ReportLive")),
-        *("OptimizerService/GetCapabilities", "OptimizerService/ListPasses", "BlobService/FindMissing"),
+        *("OptimizerService/GetCapabilities", "OptimizerService/ListPasses"),
     }
 )
 """Methods that wait only for the store: calls of one tenant take turns with those of others."""
+_FINDING: Final = "BlobService/FindMissing"
+"""The method that waits for the store of the blobs, too: its turns are its own, since a bucket may be slow or away."""
 _TURNS: Final = 8
 
 _LEAST_BYTES_PER_S: Final = 256 << 10
@@ -69,7 +71,9 @@ class InFlight:
             FairBudget(name, total=third, share=third // 2, waiting=limits.calls)
             for name in ("bytes of requests", "bytes of uploads", "bytes of answers")
         )
-        self.turns = FairBudget("calls at once", total=_TURNS, share=_TURNS // 2, waiting=limits.calls)
+        self.turns, self._finding = (
+            FairBudget("calls at once", total=_TURNS, share=_TURNS // 2, waiting=limits.calls) for _ in range(2)
+        )
 
     def call(self, tenant: str) -> AbstractAsyncContextManager[Held]:
         """Count a call as open for the duration of the block.
@@ -84,6 +88,8 @@ class InFlight:
 
         The service works in the order of turns, not of calls: a tenant that makes many calls at once waits for itself.
         """
+        if method == _FINDING:
+            return self._finding.hold(tenant, 1)
         return self.turns.hold(tenant, 1) if method in _BRIEF else nullcontext()
 
     @asynccontextmanager

@@ -19,6 +19,7 @@ from fxlib_service.config import MIB, Limits
 from fxlib_service.core import Core
 from fxlib_service.errors import Code, ServiceError
 from fxlib_service.fair_budget import FairBudget
+from fxlib_service.in_flight import InFlight
 from fxlib_service.server import Server
 from fxlib_service.servicers.optimizer import OptimizerServicer
 from fxlib_service.submit import Submit
@@ -237,6 +238,19 @@ async def test_a_tenant_has_half_of_the_open_calls(tmp_path: Path) -> None:
             while core_of(server).in_flight.calls.held > 1:  # noqa: ASYNC110  # nothing tells
                 await asyncio.sleep(0.01)
         await client.jobs.GetJob(jobs_pb2.GetJobRequest(job_id=job.id))
+
+
+async def test_calls_that_wait_for_the_store_of_blobs_keep_no_other_calls_waiting() -> None:
+    limits, finding = InFlight(Limits()), list[Any]()
+    for tenant in ("ads", "web"):
+        for _ in range(4):
+            finding.append(limits.turn("BlobService/FindMissing", tenant))
+            await asyncio.wait_for(finding[-1].__aenter__(), 5)
+    async with asyncio.timeout(5), limits.turn("OptimizerService/GetJob", "ads"):
+        pass
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1), limits.turn("BlobService/FindMissing", "web"):
+            pass
 
 
 async def test_open_uploads_are_few_and_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
