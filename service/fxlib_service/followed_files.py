@@ -13,9 +13,11 @@ import socket
 import ssl
 import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from wsgiref.simple_server import WSGIServer
 
 import grpc
@@ -30,6 +32,8 @@ from fxlib_service.policy import Policy
 _LOOK_S: Final = 0.5
 """Seconds between two looks at the files. A changed file is read once two successive looks find it the same, so that
 its writer has finished."""
+
+T = TypeVar("T")
 
 _State = tuple[int, ...]
 
@@ -46,7 +50,12 @@ class FollowedFiles:
     def __init__(self, *paths: Path | None) -> None:
         self._paths = [path for path in paths if path is not None]
         self._read = self._states()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fxlib-files")
         self.asked = asyncio.Event()
+
+    async def look(self, read: Callable[[], T]) -> T:
+        """Call a function that reads the files, on a thread for that alone: those of asyncio may all wait for blobs."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 
     async def changes(self) -> AsyncIterator[None]:
         """Yield each time that the files have to be read again. It ends when cancelled, or if there are no files."""
@@ -54,7 +63,7 @@ class FollowedFiles:
         while self._paths:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.asked.wait(), _LOOK_S)
-            now = await asyncio.to_thread(self._states)
+            now = await self.look(self._states)
             if self.asked.is_set() or (now == seen and now != self._read):
                 self.asked.clear()
                 self._read = now
@@ -109,7 +118,7 @@ class TlsFiles:
         """
         async for _ in self.files.changes():
             try:
-                self._newer, self._context = await asyncio.to_thread(_read_certificates, self._tls)
+                self._newer, self._context = await self.files.look(partial(_read_certificates, self._tls))
             except FxlibError as error:
                 logger.error("%s; the service goes on with the certificates of before", error)  # noqa: TRY400  # one line
                 continue
@@ -185,7 +194,7 @@ class AccessFiles:
 
     async def _reread(self, recheck: Callable[[], int]) -> None:
         try:
-            policy, token = await asyncio.to_thread(self._contents)
+            policy, token = await self.files.look(self._contents)
         except FxlibError as error:
             logger.error("%s; the service goes on with what it read before", error)  # noqa: TRY400  # one line
             audit.write_change("kept", problem=str(error))

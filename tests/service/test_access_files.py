@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +188,17 @@ async def test_a_file_that_is_still_being_written_is_not_read(tmp_path: Path, mo
     following.cancel()
     assert len(read_at) == 1
     assert read_at[0] > 21
+
+
+async def test_a_token_is_revoked_though_all_threads_of_asyncio_wait_for_blobs(tmp_path: Path) -> None:
+    asyncio.get_running_loop().set_default_executor(threads := ThreadPoolExecutor(1))
+    over = threading.Event()
+    async with guarded(tmp_path) as service:
+        waits = threads.submit(over.wait, 60)
+        _without(tmp_path / "policy.toml", "ads")
+        await _eventually(lambda: _listing(service, "ads"), "UNAUTHENTICATED")
+        assert not waits.done()
+        over.set()
 
 
 def test_a_signal_has_a_real_service_read_its_files_at_once(tmp_path: Path) -> None:
