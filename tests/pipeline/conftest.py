@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,14 @@ from fxlib.pipeline import watch
 from fxlib.runtime import CapturedModule
 from tests.pipeline.clicks import Clicks, Sent
 from tests.random_programs.simulation import simulated
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C interrupt: in the background of a shell, a process ignores it from the start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
