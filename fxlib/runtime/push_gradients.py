@@ -113,15 +113,21 @@ def gradients_left_out(module: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for tape in tapes:
             stack.enter_context(tape.set_aside())
+        stack.callback(_records, module)  # what the block has left to be noted is the block's, too
         yield
 
 
 def _records(module: nn.Module) -> tuple[list[ModuleState], list[AsWritten], list[Tape]]:
-    """Return the states of the captured modules within a module, the models that run as written, and all tapes."""
+    """Return the states of the captured modules within a module, the models that run as written, and all tapes.
+
+    Forwards that are over are on their tapes then.
+    """
     within = [each for _, each in local_modules(module)]
     states = [each._fxlib for each in within if isinstance(each, CapturedModule)]
     originals = [each.original for each in states if each.original is not None]
     written = as_written((*within, *originals))
+    for each in written:
+        each.settle()
     tapes = [each.tape for each in states] + [each.tape for each in written]
     return states, written, list(dict.fromkeys(tapes))
 
@@ -129,8 +135,6 @@ def _records(module: nn.Module) -> tuple[list[ModuleState], list[AsWritten], lis
 def _tapes(module: nn.Module, caller: str) -> tuple[list[Tape], list[AsWritten], list[Ahead]]:
     """Return the tapes of a module's forwards, the modules in it that run as written, and the calls made ahead."""
     states, written, tapes = _records(module)
-    for each in written:
-        each.settle()
     if not tapes:
         raise FxlibError(
             "the module was not captured, so it does not know which gradients belong where",

@@ -364,3 +364,16 @@ def test_a_forward_that_a_method_of_the_model_runs_is_pushed_for(*, rewritten: b
         module.loss(ROWS)
     push_gradients(module)
     assert pushed() == []
+
+
+def test_a_comparison_with_the_model_after_one_of_its_methods_was_used_pushes_nothing_of_its_own() -> None:
+    model = Rated()
+    module: Any = fxlib.capture(model)
+    with pytest.warns(FxlibWarning, match="a method of Rated"):
+        module.loss(ROWS).backward()
+    assert fxlib.verify(model, module, [ROWS])
+    push_gradients(module)
+    assert pushed() == ["a [2.0, 2.0]"]
+    assert fxlib.verify(model, module, [ROWS])
+    push_gradients(module)
+    assert pushed() == []
