@@ -38,7 +38,7 @@ from fxlib.spec.contract import Contract, contract_of
 _METHODS = (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution)
 _TRAINED: WeakKeyDictionary[nn.Module, AsWritten] = WeakKeyDictionary()
 _FORWARDS: set[CodeType] = set()
-"""The code of the forwards of models that could not be captured."""
+"""The code of the forwards of watched models."""
 _RUNNING: dict[int, tuple[AsWritten, _Watch]] = {}
 """The running forwards of models that could not be captured, in all threads: model and watch, by the watch's id."""
 _OURS = "fxlib_tracks_gradients"
@@ -288,8 +288,8 @@ def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, cal
         return
     known.hooked = True
     _observe()
-    if isinstance(forward := getattr(type(model), "forward", None), FunctionType):
-        _FORWARDS.add(forward.__code__)  # of another one, calls by its own name are not seen
+    if (forward := _forward_of(model)) is not None:
+        _FORWARDS.add(forward.__code__)
     if isinstance(model, torch.jit.ScriptModule):  # it takes no such hooks, and calls no function of Python's
         return
     if not any(hook is _begin for hook in model._forward_pre_hooks.values()):
@@ -305,8 +305,8 @@ def train_beside(original: nn.Module, tape: Tape, contracts: Callable[[], Mappin
         tape: the tape of the captured module.
         contracts: returns the contracts of functions that declare none, by name.
     """
-    forward = getattr(type(original), "forward", None)
-    if not isinstance(forward, FunctionType):
+    forward = _forward_of(original)
+    if forward is None:
         return
     if (known := _TRAINED.get(original)) is None:
         known = _TRAINED[original] = AsWritten(type(original).__name__, contracts(), tape, hooked=True)
@@ -319,6 +319,13 @@ def train_beside(original: nn.Module, tape: Tape, contracts: Callable[[], Mappin
         known.tape = tape
     _FORWARDS.add(forward.__code__)
     _observe()
+
+
+def _forward_of(model: nn.Module) -> FunctionType | None:
+    """Return the function that computes a model's forward, below its decorators; calls in another kind are not seen."""
+    forward: Any = getattr(type(model), "forward", None)
+    found: Any = inspect.unwrap(forward) if isinstance(forward, FunctionType) else None
+    return found if isinstance(found, FunctionType) else None
 
 
 @outside_of_dynamo
@@ -357,9 +364,8 @@ def _of_direct_call() -> _Watch | None:
     """Return the watch of the forward that this thread runs without hooks, called as `model.forward(x)`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        code = frame.f_code
-        if code in _FORWARDS and code.co_varnames:
-            trained = _trained(frame.f_locals.get(code.co_varnames[0]))
+        if frame.f_code in _FORWARDS and (names := frame.f_code.co_varnames):
+            trained = _trained(frame.f_locals.get(names[0]))
             if trained is not None:
                 return _watch_of(frame, trained)
         frame = frame.f_back

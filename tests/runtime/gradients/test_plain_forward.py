@@ -366,6 +366,21 @@ def test_a_forward_that_a_method_of_the_model_runs_is_pushed_for(*, rewritten: b
     assert pushed() == []
 
 
+class Decorated(Rated):
+    @torch.autocast("cpu", enabled=False)
+    def forward(self, rows: torch.Tensor) -> Any:
+        found = rpc.rpc_sync("ps0", read, args=("a", rows))
+        return self.weight * found
+
+
+def test_a_decorated_forward_that_a_method_of_the_model_runs_is_pushed_for() -> None:
+    module: Any = fxlib.capture(Decorated())
+    with pytest.warns(FxlibWarning, match="a method of Decorated"):
+        module.loss(ROWS).backward()
+    push_gradients(module)
+    assert pushed() == ["a [2.0, 2.0]"]
+
+
 def test_a_comparison_with_the_model_after_one_of_its_methods_was_used_pushes_nothing_of_its_own() -> None:
     model = Rated()
     module: Any = fxlib.capture(model)
