@@ -110,3 +110,23 @@ def test_a_model_that_could_not_be_captured_is_pushed_for_though_it_is_compiled(
         found.append([rpc.rpc_sync(to, read_log) for to in ("ps0", "ps1")])
     assert found[0] == found[1]
     assert len(found[0][0]) == 4
+
+
+class Rated(Clicks):
+    def loss(self, *batch: torch.Tensor) -> torch.Tensor:
+        return self(*batch).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf", "ignore:a method of Rated")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know")
+def test_a_forward_that_a_compiled_method_of_the_model_runs_is_pushed_for() -> None:
+    found = []
+    for wrap in (lambda each: each, lambda each: torch.compile(each, backend="eager")):
+        module: Any = fxlib.capture(Rated())
+        step = wrap(lambda *batch, module=module: module.loss(*batch))
+        for _ in range(2):
+            step(*BATCH).backward()
+            fxlib.push_gradients(module)
+        found.append([rpc.rpc_sync(to, read_log) for to in ("ps0", "ps1")])
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 4

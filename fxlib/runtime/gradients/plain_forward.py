@@ -37,8 +37,8 @@ from fxlib.spec.contract import Contract, contract_of
 
 _METHODS = (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution)
 _TRAINED: WeakKeyDictionary[nn.Module, AsWritten] = WeakKeyDictionary()
-_FORWARDS: set[CodeType] = set()
-"""The code of the forwards of watched models."""
+_FORWARDS: set[tuple[str, int]] = set()
+"""The forwards of watched models, by the locations of their code, as TorchDynamo makes other code of it there."""
 _RUNNING: dict[int, tuple[AsWritten, _Watch]] = {}
 """The running forwards of models that could not be captured, in all threads: model and watch, by the watch's id."""
 _OURS = "fxlib_tracks_gradients"
@@ -289,7 +289,7 @@ def train_as_written(model: nn.Module, contracts: Mapping[str, Contract], *, cal
     known.hooked = True
     _observe()
     if (forward := _forward_of(model)) is not None:
-        _FORWARDS.add(forward.__code__)
+        _FORWARDS.add(_location_of(forward.__code__))
     if isinstance(model, torch.jit.ScriptModule):  # it takes no such hooks, and calls no function of Python's
         return
     if not any(hook is _begin for hook in model._forward_pre_hooks.values()):
@@ -317,7 +317,7 @@ def train_beside(original: nn.Module, tape: Tape, contracts: Callable[[], Mappin
     if known.tape is not tape:
         known.settle()
         known.tape = tape
-    _FORWARDS.add(forward.__code__)
+    _FORWARDS.add(_location_of(forward.__code__))
     _observe()
 
 
@@ -326,6 +326,10 @@ def _forward_of(model: nn.Module) -> FunctionType | None:
     forward: Any = getattr(type(model), "forward", None)
     found: Any = inspect.unwrap(forward) if isinstance(forward, FunctionType) else None
     return found if isinstance(found, FunctionType) else None
+
+
+def _location_of(code: CodeType) -> tuple[str, int]:
+    return code.co_filename, code.co_firstlineno
 
 
 @outside_of_dynamo
@@ -364,7 +368,7 @@ def _of_direct_call() -> _Watch | None:
     """Return the watch of the forward that this thread runs without hooks, called as `model.forward(x)`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code in _FORWARDS and (names := frame.f_code.co_varnames):
+        if _location_of(frame.f_code) in _FORWARDS and (names := frame.f_code.co_varnames):
             trained = _trained(frame.f_locals.get(names[0]))
             if trained is not None:
                 return _watch_of(frame, trained)
