@@ -23,7 +23,7 @@ from fxlib.errors import CaptureError, WireError
 from fxlib.runtime import failure, own_code
 from fxlib.runtime.ahead import Ahead
 from fxlib.runtime.dynamo import break_at, is_compiled, skip
-from fxlib.runtime.gradients.plain_forward import tracked_calls, train_beside
+from fxlib.runtime.gradients.plain_forward import track_themselves, tracked_calls, train_beside
 from fxlib.runtime.gradients.tape import Tape
 from fxlib.runtime.graph_set import GraphSet, GuardFailure
 from fxlib.runtime.guards.conditions import Conditions, Entry, FixedAnswers, parameters_of
@@ -403,6 +403,7 @@ for _each in (
     skip(_each.__code__)
 for _code in (CapturedModule._run.__code__, CapturedModule._run_after.__code__, own_code.run.__code__):
     skip(_code, inner=False)
+track_themselves(CapturedModule._run.__code__)
 break_at(CapturedModule._follow)  # dynamo compiles the original's forward together with what runs it
 
 

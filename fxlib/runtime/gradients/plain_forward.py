@@ -39,6 +39,8 @@ _METHODS = (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution)
 _TRAINED: WeakKeyDictionary[nn.Module, AsWritten] = WeakKeyDictionary()
 _FORWARDS: set[tuple[str, int]] = set()
 """The forwards of watched models, by the locations of their code, as TorchDynamo makes other code of it there."""
+_GRAPHS: set[tuple[str, int]] = set()
+"""The locations of the code that runs graphs, which track what they call by themselves."""
 _RUNNING: dict[int, tuple[AsWritten, _Watch]] = {}
 """The running forwards of models that could not be captured, in all threads: model and watch, by the watch's id."""
 _OURS = "fxlib_tracks_gradients"
@@ -332,6 +334,11 @@ def _location_of(code: CodeType) -> tuple[str, int]:
     return code.co_filename, code.co_firstlineno
 
 
+def track_themselves(code: CodeType) -> None:
+    """Leave calls alone that come from some code, which tracks their results by itself."""
+    _GRAPHS.add(_location_of(code))
+
+
 @outside_of_dynamo
 def _begin(module: nn.Module, _: Any) -> None:
     """Watch the forward that begins. A copy of the model has the hooks, too, but is not watched."""
@@ -367,8 +374,8 @@ def as_written(modules: Iterable[nn.Module]) -> list[AsWritten]:
 def _of_direct_call() -> _Watch | None:
     """Return the watch of the forward that this thread runs without hooks, called as `model.forward(x)`."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if _location_of(frame.f_code) in _FORWARDS and (names := frame.f_code.co_varnames):
+    while frame is not None and (location := _location_of(frame.f_code)) not in _GRAPHS:
+        if location in _FORWARDS and (names := frame.f_code.co_varnames):
             trained = _trained(frame.f_locals.get(names[0]))
             if trained is not None:
                 return _watch_of(frame, trained)

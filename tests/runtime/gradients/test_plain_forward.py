@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import pickle
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -392,3 +393,28 @@ def test_a_comparison_with_the_model_after_one_of_its_methods_was_used_pushes_no
     assert fxlib.verify(model, module, [ROWS])
     push_gradients(module)
     assert pushed() == []
+
+
+class Holds(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        return self.inner(rows) * 3
+
+    def loss(self, rows: torch.Tensor) -> Any:
+        return self(rows).sum()
+
+
+class WeighsTwo(WeighsOne):
+    def forward(self, rows: torch.Tensor) -> Any:
+        return super().forward(rows) + rpc.rpc_sync("ps0", read, args=("b", rows))
+
+
+def test_what_a_rewritten_part_calls_is_pushed_for_by_itself_where_a_method_runs_the_model() -> None:
+    module: Any = fxlib.capture(Holds(fxlib.optimize(fxlib.capture(WeighsTwo()))))
+    with warnings.catch_warnings(action="error"):
+        module.loss(ROWS).backward()
+        push_gradients(module)
+    assert pushed() == ["a [6.0, 6.0]", "b [3.0, 3.0]"]
