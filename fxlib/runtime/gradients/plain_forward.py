@@ -373,14 +373,15 @@ def as_written(modules: Iterable[nn.Module]) -> list[AsWritten]:
 
 def _of_direct_call() -> _Watch | None:
     """Return the watch of the forward that this thread runs without hooks, called as `model.forward(x)`."""
+    found: tuple[FrameType, AsWritten] | None = None
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (location := _location_of(frame.f_code)) not in _GRAPHS:
         if location in _FORWARDS and (names := frame.f_code.co_varnames):
             trained = _trained(frame.f_locals.get(names[0]))
-            if trained is not None:
-                return _watch_of(frame, trained)
+            if trained is not None and (found is None or found[1] is trained):
+                found = frame, trained  # the outermost one: a forward may call that of its class's base
         frame = frame.f_back
-    return None
+    return None if found is None else _watch_of(*found)
 
 
 def _watch_of(frame: FrameType, trained: AsWritten) -> _Watch:

@@ -418,3 +418,17 @@ def test_what_a_rewritten_part_calls_is_pushed_for_by_itself_where_a_method_runs
         module.loss(ROWS).backward()
         push_gradients(module)
     assert pushed() == ["a [6.0, 6.0]", "b [3.0, 3.0]"]
+
+
+class Surrounds(WeighsOne):
+    def forward(self, rows: torch.Tensor) -> Any:
+        first = rpc.rpc_sync("ps0", read, args=("first", rows))
+        return first + super().forward(rows) + rpc.rpc_sync("ps0", read, args=("last", rows))
+
+
+def test_a_forward_that_runs_that_of_its_base_pushes_in_program_order() -> None:
+    refused(WeighsOne())
+    model = refused(Surrounds())
+    model.forward(ROWS).sum().backward()
+    push_gradients(model)
+    assert pushed() == ["first [1.0, 1.0]", "a [2.0, 2.0]", "last [1.0, 1.0]"]
