@@ -71,7 +71,7 @@ def check_measurable(captured: GraphModule, workload: Workload) -> None:
 
 def _devices(captured: GraphModule, workload: Workload) -> Iterator[str]:
     """Yield the devices of weights and batches that are not available in any trial."""
-    state = dict.fromkeys(each for _, body in graph_modules(captured) for each in (*body.parameters(), *body.buffers()))
+    state = dict.fromkeys(each for _, body in graph_modules(captured) for each in local_tensors(body).values())
     batches = (pytree.tree_leaves((each.inputs, dict(each.kwargs), each.target)) for each in workload.real_batches)
     for each in (*state, *chain.from_iterable(batches)):
         if isinstance(each, torch.Tensor) and each.device.type not in DEVICES:

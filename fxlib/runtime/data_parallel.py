@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from fxlib.errors import OpaqueError
-from fxlib.runtime.submodules import local_modules
+from fxlib.runtime.submodules import local_modules, local_tensors
 
 ALL_RANKS: Final = "0"
 """The name that torch gives the group of all ranks."""
@@ -234,4 +234,4 @@ def _group_of(module: DistributedDataParallel) -> tuple[str, int]:
 def tensors_of(module: nn.Module) -> tuple[torch.Tensor, ...]:
     """Return the parameters and buffers of the module inside."""
     inside = cast("nn.Module", module.module)
-    return (*inside.parameters(), *inside.buffers())
+    return tuple(local_tensors(inside).values())  # its own `parameters` may leave some out

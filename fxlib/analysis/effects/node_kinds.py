@@ -27,7 +27,7 @@ from fxlib.runtime.attributes import read_attribute
 from fxlib.runtime.data_parallel import DataParallel, body_of, broadcasts, is_ordinary, tensors_of
 from fxlib.runtime.ops.calls import is_call, is_issue, is_wait
 from fxlib.runtime.ops.registry import OPERATORS, TRACKERS, Role, is_batch, waits_of
-from fxlib.runtime.submodules import all_have_hooks, local_modules, submodule
+from fxlib.runtime.submodules import all_have_hooks, local_modules, local_tensors, submodule
 
 _PYTHON = frozenset({"_operator", "builtins"})
 
@@ -326,6 +326,7 @@ def body_operator(body: GraphModule) -> OperatorFacts | None:
             return None
     results = next(node for node in reversed(body.graph.nodes) if node.op == "output").all_input_nodes
     shares = any(node in given or node in held for node in results)
+    state = tuple(local_tensors(body).values())  # a captured model's own `parameters` may leave some out
     return OperatorFacts(
         name=type(body).__name__,
         shares=shares,
@@ -333,8 +334,8 @@ def body_operator(body: GraphModule) -> OperatorFacts | None:
         writes=frozenset((*range(len(names)), *names)) if writes else frozenset(),
         random=random,
         raises=raises,
-        state=(*body.parameters(), *body.buffers()),
-        written_state=(*body.parameters(), *body.buffers()) if changes else tuple(written_state),
+        state=state,
+        written_state=state if changes else tuple(written_state),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +26,20 @@ class Buffered(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x) * self.scale
+
+
+class LeavesOut(nn.Module):
+    """Trains but a part of its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self.layer.parameters(recurse)
 
 
 class Local(nn.Module):
@@ -82,6 +96,14 @@ def test_buffers_are_broadcast_when_all_earlier_calls_have_been_answered() -> No
 def test_buffers_that_are_not_broadcast_stop_nothing() -> None:
     order = schedule(between_two_calls(wrapped(fxlib.capture(Buffered()), forward_sync_buffers=False)))
     assert order.index("dense") < order.index("early")
+
+
+def test_it_reads_the_parameters_that_its_model_s_own_method_leaves_out() -> None:
+    module = between_two_calls(wrapped(fxlib.capture(LeavesOut())))
+    effects = Effects.of(module)
+    (dense,) = (each for each in effects.behaviours if each.operator is not None and each.operator.reduces)
+    assert dense.operator is not None
+    assert len(dense.operator.state) == 3
 
 
 def test_it_keeps_its_order_with_others_and_with_collectives() -> None:
