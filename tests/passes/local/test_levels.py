@@ -292,6 +292,23 @@ def test_other_means_are_of_the_numbers_that_integers_stand_for(mean: Callable[[
     assert_near(model, rewrite, images(3, 5))
 
 
+@pytest.mark.parametrize("gain", [1.0, 100.0])
+@pytest.mark.parametrize("behind", [lambda x: x, lambda x: F.max_pool2d(x, 2), lambda x: F.avg_pool2d(x, 2)])
+def test_what_is_averaged_shares_no_far_wider_range(gain: float, behind: Callable[[Tensor], Tensor]) -> None:
+    class Joined(Block):
+        @override
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            means = behind(torch.cat([F.relu(self.second(x)), self.last(x) * gain], 1)).mean((2, 3))
+            return means * torch.tensor([gain, 1.0]).repeat_interleave(CHANNELS)
+
+    model = made(Joined(lambda self, x: x))
+    rewrite = quantized(model)
+    with torch.no_grad():
+        expected, found = (each(images(3, 5))[:, :CHANNELS] for each in (model, graph_runs(rewrite)))
+    assert 0.0 < relative_error(found, expected) < 0.06
+
+
 def test_a_module_of_all_of_it_travels() -> None:
     class Everything(Block):
         @override

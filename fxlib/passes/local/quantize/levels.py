@@ -4,7 +4,8 @@ Between two layers, a value need not become float32 and be rounded again. A link
 integer levels: a layer with the activation after it, a convolution with the value added to it, a norm, a pooling, or an
 operator that only moves values. The value of a link is held in levels if a layer, or a link whose own result is held,
 takes it, or if means are all that is made of it, which evens the rounding out; all other users get the numbers that its
-levels stand for. Values that a link leaves unchanged share one range.
+levels stand for. Values that a link leaves unchanged share one range; for the sake of means, none shares a far wider
+one, in which it would have few levels.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ _FEW: Final = 9
 """Largest number of values in a window whose mean is held in levels of the same range: that of more is too coarse."""
 _MEANS: Final = _AVERAGES | {"adaptive_avg_pool2d", "AdaptiveAvgPool2d", "mean"}
 """Operators whose results are means of values."""
+_KEEP_RANGE: Final = frozenset({"pool", "average", "move", "join"})
+"""The kinds of links whose result shares the range of what they take."""
+_WIDER: Final = 4.0
+"""How many times as wide a range a value may share for the sake of means: with more, most of its levels are lost."""
 _IMAGES: Final = 4
 """Number of dimensions of a batch of images."""
 
@@ -206,28 +211,31 @@ class Levels:
 
     def _plan(self, layers: AbstractSet[Node], seen: Seen | None) -> Plan:
         links = {} if seen is None else self._links(layers, seen)
+        own: Mapping[Node, ValueRange] = {} if seen is None else seen.ranges
         inputs = {self._layers[node].takes[0] for node in layers}
-        averaged = {value for value in links if self._is_averaged(value)}
-        held = _held([link for link in links.values() if link.kind != "layer"], links, inputs | averaged)
-        works = [link for end, link in links.items() if end in held and link.kind != "layer"]
+        between = [link for link in links.values() if link.kind != "layer"]
+        held = _held(between, links, inputs)
+        coarse = _coarse(between, held, own)
+        averaged = {value for value in links if value not in coarse and self._is_averaged(value)}
+        held = _held(between, links, inputs | averaged)
+        works = [link for link in between if link.end in held]
+        ranges = _shared(works, own)
         joined = {link.layer for link in works}
         works += [self._layers[node] for node in layers if node not in joined]
         takers: dict[Node, set[Node]] = {
             value: {user for user in value.users if _asks_for_sizes(user)} for value in held
         }
-        alike, values = _Groups(), inputs.union(held)
+        values = inputs.union(held)
         for link in (*works, *(self._layers[node] for node in joined if node is not None)):
             for value in link.takes:
                 takers.get(value, set()).add(link.node)
-                if link.kind in ("pool", "average", "move", "join"):
-                    alike.join(link.end, value)
                 values.add(value)
         return Plan(
             works=sorted(works, key=lambda link: self._effects.index[link.node]),
             layers=layers,
             held=held,
             takers=takers,
-            ranges={} if seen is None else alike.ranges(seen.ranges),
+            ranges=ranges,
             steady={value for value in values if not self.is_written(value)},
             overwriting={link.node for link in works if link.kind == "sum" and self._is_last(link, works, takers)},
         )
@@ -417,6 +425,34 @@ def _held(links: Sequence[Link], giving: Collection[Node], inputs: Collection[No
         if link.end in held:
             held.update(set(giving).intersection(link.takes))
     return held
+
+
+def _coarse(links: Sequence[Link], held: Collection[Node], own: Mapping[Node, ValueRange]) -> set[Node]:
+    """Return the values that are not held, and for which others would be held in far wider ranges than they need.
+
+    Args:
+        links: the links other than layers, in program order.
+        held: the values that are held for the sake of layers, which round to these ranges in any case.
+        own: the range of each value.
+    """
+    ranges, found = _shared([link for link in links if link.end in held], own), set[Node]()
+    for link in links:
+        if link.end in held:
+            continue
+        spreads = [ranges[each].most - ranges[each].least for each in (link.end, *link.takes)]
+        if not found.isdisjoint(link.takes) or (link.kind in _KEEP_RANGE and max(spreads) > _WIDER * min(spreads)):
+            found.add(link.end)
+    return found
+
+
+def _shared(links: Iterable[Link], own: Mapping[Node, ValueRange]) -> dict[Node, ValueRange]:
+    """Return the range of each value, which it shares with the values that these links leave unchanged."""
+    alike = _Groups()
+    for link in links:
+        if link.kind in _KEEP_RANGE:
+            for value in link.takes:
+                alike.join(link.end, value)
+    return alike.ranges(own)
 
 
 def pair_of(value: Any) -> list[int] | None:

@@ -46,7 +46,7 @@ _LEAST_VALUES = 100
     preserves="lossy",
     needs=frozenset({"weights", "eval_mode"}),
     introduces=Introduced(namespaces=frozenset({int8.NAMESPACE})) | Introduced.of("contiguous"),
-    version="5",
+    version="6",
 )
 class Quantize(GraphPass):
     """Run linear layers and two-dimensional convolutions on int8 weights and inputs, with sums in 32 bits.
