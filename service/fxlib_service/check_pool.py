@@ -235,7 +235,9 @@ class _Child:
 def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles Ctrl-C
     os.nice(_NICE)  # the event loop comes first
-    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # which may be lower, and cannot be raised
+    most = _MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     while True:
         try:
             function, args = pipe.recv()
@@ -246,7 +248,7 @@ def _serve(pipe: Connection) -> None:
         except ServiceError as refusal:
             answer = False, refusal
         except MemoryError:
-            problem = f"the check takes more than {_MEMORY_BYTES >> 30} GiB of memory"
+            problem = f"the check takes more than {most / (1 << 30):.3g} GiB of memory"
             answer = False, ServiceError(Code.INVALID_GRAPH, problem, hint="Send a smaller graph.")
         except Exception:  # noqa: BLE001  # the service logs it, whatever it is
             answer = True, traceback.format_exc()

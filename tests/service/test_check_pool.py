@@ -5,6 +5,8 @@ import os
 import pickle
 import posixpath
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -58,6 +60,23 @@ async def test_a_check_that_takes_too_much_memory_is_refused_and_its_process_goe
             await checks.run(allocate, check_pool._MEMORY_BYTES, tenant="ads")
         assert caught.value.code is Code.INVALID_GRAPH
         assert await checks.run(allocate, 1 << 20, tenant="ads") == 1 << 20
+
+
+_WITH_LESS_MEMORY = """
+import asyncio, resource
+from fxlib_service.check_pool import CheckPool
+resource.setrlimit(resource.RLIMIT_DATA, (3 << 30, 3 << 30))
+checks = CheckPool()
+print(asyncio.run(checks.run(len, "abc", tenant="ads")))
+checks.close()
+"""
+
+
+def test_checks_run_where_a_process_may_have_less_memory_than_a_check() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _WITH_LESS_MEMORY], check=False, capture_output=True, text=True, timeout=100
+    )
+    assert found.stdout == "3\n", found.stderr
 
 
 async def test_a_refusal_is_remembered_too(tmp_path: Path) -> None:
