@@ -132,8 +132,8 @@ class Escapes:
         }
         self._returned: set[int] = set()
         self._calls: set[Node] = set()
-        self._also_sent: dict[Node, set[Node]] = {}
-        """The calls that send what a value has come to stand for."""
+        self._sent: dict[Node, set[Node]] = {}
+        """The calls that send a value that stands for others, or one of these."""
         for node, does in zip(effects.nodes, effects.per_node, strict=True):
             if does.part is Part.FENCE:
                 self._written.update(map(self._aliases.of, node.all_input_nodes))
@@ -158,10 +158,12 @@ class Escapes:
 
         A message that holds one tensor twice is received with one tensor, and the function may write to it.
         """
-        ours, theirs = self._senders(node), self._senders(earlier) | self._also_sent.get(earlier, set())
+        ours, theirs = self._senders(node), self._sent.get(earlier)
+        if theirs is None:  # found once for each value, which may come to stand for thousands
+            theirs = self._sent[earlier] = self._senders(earlier)
         if not ours.isdisjoint(theirs):
             return Reason.SENT_TOGETHER
-        self._also_sent[earlier] = theirs | ours
+        theirs |= ours
         return None
 
     def _senders(self, value: Node) -> set[Node]:

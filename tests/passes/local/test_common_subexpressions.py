@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 import fxlib
+from fxlib.analysis.effects.local_work import Escapes
 from fxlib.recipes import recipes
 from fxlib.runtime import CapturedModule
 from tests.analysis.sketch import Sketch
@@ -128,6 +129,21 @@ def test_values_that_one_call_sends_stay_tensors_of_their_own() -> None:
     answers = [program.call("one", places[0]), program.call("both", places[1], places[2]), program.call("all", places)]
     rewrite = recipes.apply(program.returns(*answers), "training")
     assert reasons(rewrite, "common_subexpressions") == ["SENT_TOGETHER"] * 3
+
+
+def test_a_value_that_stands_for_many_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed, follow = list[Node](), Escapes._senders
+
+    def note(self: Escapes, value: Node) -> set[Node]:
+        followed.append(value)
+        return follow(self, value)
+
+    monkeypatch.setattr(Escapes, "_senders", note)
+    model = Program(lambda _, x: sum(torch.relu(x) * each for each in range(20)))
+    with torch.no_grad():
+        rewrite = applied(model, "common_subexpressions")
+    assert changes(rewrite, "common_subexpressions") == 19
+    assert len(followed) == len(set(followed)) == 20
 
 
 def test_where_gradients_are_recorded_only_work_without_one_is_merged() -> None:
