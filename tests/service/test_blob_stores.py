@@ -353,6 +353,7 @@ def test_a_blob_that_another_service_was_asked_for_of_late_is_kept(tmp_path: Pat
         ("file://relative", "names no folder"),
         ("ftp://user:secret@127.0.0.1:1/x", "ftp://...@127.0.0.1:1/x cannot be used"),
         ("s3://key:secret@bucket/x", "s3://...@bucket/x cannot be written: ParamValidationError: "),
+        ("s3://key:secret/secret@bucket/x", "s3://...@bucket/x cannot be written: ParamValidationError: "),
         ("zip://a::http://user:secret@127.0.0.1:1/z.zip", "cannot be used: http://...@127.0.0.1:1/z.zip"),
     ],
 )

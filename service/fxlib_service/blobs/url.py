@@ -45,6 +45,8 @@ _IN_PARTS: Final[Mapping[str, Any]] = {"chunksize": _PIECE, "max_concurrency": 4
 _MODIFIED: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 """The keys under which drivers give the time of an object."""
 _HIDDEN: Final = "..."
+_LEAST_SECRET: Final = 4
+"""The length from which a part of a login is hidden: fewer letters are in many words, and tell little."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class UrlBlobStore(KeepsUploads):
         """
         super().__init__(root, clock)
         self._shown = shown(url)
-        self._secrets = [url.partition("?")[2], *re.findall(r"//([^/@]*(?:@[^/@]*)*)@", url)]
+        self._secrets = _secrets(url)
         protocol = url.partition("://")[0].rpartition("::")[2]
         self._direct = protocol in _WHOLE_OR_NOT
         self._sends = _IN_PARTS if protocol in ("s3", "s3a") else {}
@@ -270,7 +272,7 @@ class UrlBlobStore(KeepsUploads):
     def _message(self, error: Exception) -> str:
         """Return a driver's message as one line, without what may be a password in the URL."""
         message = in_full(error)
-        for secret in filter(None, self._secrets):
+        for secret in self._secrets:
             message = message.replace(secret, _HIDDEN)
         return message
 
@@ -295,6 +297,17 @@ def shown(url: str) -> str:
     scheme, marks, rest = url.partition("://")
     login, at, path = rest.rpartition("@")
     return f"{scheme}{marks}{_HIDDEN if login else ''}{at}{path.partition('?')[0]}"
+
+
+def _secrets(url: str) -> list[str]:
+    """Return what a driver's message may quote of a URL and nobody may read, the longest first.
+
+    Drivers take a login with a slash, as many keys of S3 have one, for a place, and quote a part of it.
+    """
+    login = url.partition("://")[2].rpartition("@")[0]
+    parts = [each for each in re.split("[/@]", login) if len(each) >= _LEAST_SECRET] if ":" in login else []
+    found = {url.partition("?")[2], login, *re.findall(r"//([^/@]*(?:@[^/@]*)*)@", url), *parts}
+    return sorted(found - {""}, key=len, reverse=True)
 
 
 def _name(path: str) -> str:
