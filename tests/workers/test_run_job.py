@@ -156,6 +156,20 @@ def test_an_address_that_is_no_digest_is_refused(sha256: str) -> None:
     service.close()
 
 
+def test_a_rewrite_that_leaves_a_link_has_no_other_file_read(given: JobFolder) -> None:
+    elsewhere, name = given.path.parent / "elsewhere", "0" * 64
+    elsewhere.mkdir()
+    (elsewhere / name).write_text("a token")
+    given._blobs.rename(given.path / "moved")
+    given._blobs.symlink_to(elsewhere)
+    graph = graph_pb2.Graph(storages=[graph_pb2.Storage(data=graph_pb2.BlobRef(sha256=name))])
+    given.original.unlink()
+    given.original.symlink_to(elsewhere / name)
+    for read in (given.blobs, lambda: given.values_in(graph.SerializeToString()), given.graph):
+        with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+            read()
+
+
 @pytest.mark.parametrize("name", ["secret", "../../secret", "/etc/passwd"])
 def test_a_graph_that_a_rewrite_has_written_names_no_other_file_than_a_blob(given: JobFolder, name: str) -> None:
     (given.path.parent / "secret").write_text("a token")

@@ -92,9 +92,14 @@ class ReportProgress(Protocol):
 
 
 class JobFolder:
-    """The files of one job."""
+    """The files of one job.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the folder.
+        blobs: the folder of the blobs, if it is another job's: no link to it is followed.
+    """
+
+    def __init__(self, path: Path, *, blobs: Path | None = None) -> None:
         self.path = path
         self.original = path / "original.pb"
         self.rewritten = path / "rewritten.pb"
@@ -103,7 +108,7 @@ class JobFolder:
         self._rewrite = path / "rewrite.pb"
         self._candidates = path / "candidates"
         self._report = path / "report.pb"
-        self._blobs = path / "blobs"
+        self._blobs = blobs or path / "blobs"
 
     def fill(
         self,
@@ -120,7 +125,7 @@ class JobFolder:
             (self._blobs / sha256).write_bytes(data)
         for (variant, folder), graph in zip(self._variants(request), variants, strict=True):
             folder.path.mkdir(parents=True)
-            folder._blobs.symlink_to(self._blobs)
+            (folder.path / "blobs").symlink_to(self._blobs)  # for its rewrite
             folder._request.write_bytes(_request_of(request, variant).SerializeToString())
             folder.original.write_bytes(graph)
 
@@ -137,11 +142,16 @@ class JobFolder:
 
     def _variants(self, request: jobs_pb2.OptimizeRequest) -> list[tuple[jobs_pb2.VariantRequest, JobFolder]]:
         paths = [self.path / "variants" / str(index) for index in range(len(request.variants))]
-        return [(variant, JobFolder(path)) for variant, path in zip(request.variants, paths, strict=True)]
+        folders = [JobFolder(path, blobs=self._blobs) for path in paths]
+        return list(zip(request.variants, folders, strict=True))
 
     def request(self) -> jobs_pb2.OptimizeRequest:
         """Read the client's request."""
         return jobs_pb2.OptimizeRequest.FromString(_read(self._request))
+
+    def graph(self) -> bytes:
+        """Read the client's graph."""
+        return _read(self.original)
 
     def blobs(self) -> dict[str, bytes]:
         """Read the blobs that the workload and the graphs name, by SHA-256."""
@@ -267,12 +277,16 @@ def _read(path: Path) -> bytes:
 
 
 def _open(path: Path, flags: int) -> IO[bytes]:
-    """Open a file that is neither a link nor a pipe, in a folder that a stranger's graph may have written to.
+    """Open a file that is neither a link nor a pipe, in a folder that a stranger's graph may have written or replaced.
 
     Raises:
-        OSError: it does not exist, or is not a regular file.
+        OSError: it does not exist, or is not a regular file, or its folder is a link.
     """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=folder)
+    finally:
+        os.close(folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a file", str(path))

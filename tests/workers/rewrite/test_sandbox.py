@@ -195,6 +195,20 @@ def test_a_process_that_was_killed_from_outside_is_started_again(forker: Forker,
     assert not rewriting()
 
 
+def test_a_process_that_put_a_link_in_place_of_its_folder_is_not_started_again(forker: Forker, root: Path) -> None:
+    folder = request(root / "job", Lookups(), lookup_workload())
+    killer = Killer(signal.SIGKILL, 9)
+
+    def replace_and_kill() -> None:
+        if not killer.killed:
+            folder.path.rename(root / "moved")
+            folder.path.symlink_to(root / "moved")
+        killer()
+
+    assert rewrite(folder, RewriteLimits(), forker, replace_and_kill).reason is Reason.REWRITE_FAILED
+    assert len(killer.killed) == 1
+
+
 def test_a_fork_server_that_was_killed_is_started_again_with_the_rewrite(forker: Forker, root: Path) -> None:
     folder = request(root / "job", Lookups(), lookup_workload())
     killed: list[int] = []

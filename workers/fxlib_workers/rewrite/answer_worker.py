@@ -48,7 +48,8 @@ def answer_worker(channel: Channel) -> int:
     try:
         job = channel.receive() or {}
         bounds.install()
-        folder = JobFolder(Path(job["job"]))
+        path = Path(job["job"])
+        folder = JobFolder(path, blobs=(path / "blobs").resolve())
         for module in job["modules"]:
             functions.allow_module(module)
         _limit(RewriteLimits(**job["limits"]))
@@ -77,7 +78,7 @@ def rewrite(folder: JobFolder) -> None:
         FxlibError: the graph, the recipe or the workload is not valid, or a pass broke its promise.
     """
     start, workload, request = time.monotonic(), folder.workload(), folder.request()
-    graph, recipe = wire.parse(folder.original.read_bytes()), recipe_from_proto(request.recipe)
+    graph, recipe = wire.parse(folder.graph()), recipe_from_proto(request.recipe)
     if devices := {each.device for each in graph.storages if each.device not in {"", "cpu", "meta"}}:
         report = Report(decision="keep_original", reason=Reason.NO_DEVICE, explanation="")
         explanation = Reason.NO_DEVICE.sentence(", ".join(sorted(devices)))

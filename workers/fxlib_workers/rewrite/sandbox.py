@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -69,6 +70,7 @@ class RewriteSandbox:
         joins = self._group.joins if self._group else ()
         self._forker = forker
         self._policy = replace(containment, writable=folder.writable, cgroup=joins)
+        self._places = self._found()
         self._modules = list(modules)
         self._child = self._start()
 
@@ -98,7 +100,7 @@ class RewriteSandbox:
             if self._group is not None and self._group.ran_out():
                 wanted = f"more than {self._limits.memory_bytes} bytes were wanted"
                 return _keep_original(Reason.REWRITE_LIMIT, wanted)
-            if not killed or not left:
+            if not killed or not left or self._found() != self._places:
                 return report
             _LOG.warning("rewrite killed; started again", how=report.explanation)
             self._child.end()
@@ -117,6 +119,10 @@ class RewriteSandbox:
         if "failed" in answer:
             return _keep_original(Reason.REWRITE_FAILED, answer["failed"])
         return self._folder.read_rewrite()
+
+    def _found(self) -> list[Path]:
+        """Return where the folders are that the process is given; a link in place of one would give it another."""
+        return [each.resolve() for each in self._policy.writable]
 
     def _start(self) -> ForkedChild:
         child = self._forker.fork("rewrite", self._policy)

@@ -122,13 +122,13 @@ def _requests(
             workload=folder.workload(),
             options=folder.options(),
             program=EncodedProgram(
-                original=folder.original.read_bytes(),
+                original=folder.graph(),
                 workload=folder.request().workload.SerializeToString(),
                 blobs=folder.blobs(),
             ),
             candidates=folder.candidates(),
             plan_anew=partial(plan_anew, name, folder) if name in profile and folder.profile() is None else None,
-            profile=with_remote_calls(folder.profile(), folder.original.read_bytes()),
+            profile=with_remote_calls(folder.profile(), folder.graph()),
             threads=_fewer_threads(folder) if len(folders) == 1 else (),
         )
         for name, folder in folders.items()
