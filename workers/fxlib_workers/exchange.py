@@ -180,8 +180,8 @@ class JobFolder:
         """
         message = profile_to_proto(profile)
         profile_from_proto(message)
-        _write(self._profile, message.SerializeToString())
-        self._profile.chmod(0o644)  # whatever the umask is, since a rewrite reads it as another user
+        # Whatever the umask is, since a rewrite reads it as another user, which may put a link in its place at once.
+        _write(self._profile, message.SerializeToString(), mode=0o644)
 
     def write_rewrite(self, report: Report, candidates: Sequence[Candidate] = ()) -> None:
         """Write what the passes did, and the graphs that they made, the most promising first, which is chosen."""
@@ -266,8 +266,10 @@ def _read_report(path: Path) -> Report:
     return report_from_proto(jobs_pb2.JobResult.FromString(_read(path)))
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, *, mode: int | None = None) -> None:
     with _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
         file.write(data)
 
 
