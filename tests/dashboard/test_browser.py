@@ -137,7 +137,9 @@ def test_names_of_strangers_do_nothing_in_a_browser(service: Served, address: st
     lease = service.owner.workers.Claim(workers_pb2.ClaimRequest(worker=who), timeout=60).lease
     assert lease.job_id == job.id
     service.report(lease, HOSTILE + STEERING)
+    beat = workers_pb2.HeartbeatRequest(job_id=lease.job_id, token=lease.token)
     for path in ("/", "/queue", "/jobs", f"/jobs/{job.id}", f"/jobs/{waits.id}"):
+        service.owner.workers.Heartbeat(beat, timeout=60)  # beside other tests, a page may take a while
         browser.get(address + path)
         look_for_strangers(browser, letters=RIGHT_TO_LEFT)
     told = answer()
