@@ -195,7 +195,7 @@ class AuthorizedChannel:
             yield self._channel
 
     def close(self) -> None:
-        """Close the channel; calls in flight are cancelled."""
+        """Close the channel, and cancel the calls in flight over it; those over an earlier one may go on."""
         with self._looking:
             self._closed = True
             for each in (self._channel, *self._before):

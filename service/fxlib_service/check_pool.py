@@ -30,7 +30,8 @@ _REMEMBERED_BYTES: Final = 64 << 20
 _ENTRY_BYTES: Final = 500
 _NICE: Final = 5
 _MEMORY_BYTES: Final = 4 << 30
-"""Memory in bytes that a check may take. An empty part of a message is two bytes there, and a hundred in memory."""
+"""Memory in bytes that a check may take. An empty part of a message is two bytes there, and over a hundred in
+memory."""
 _CHECKS: Final = "fxlib_service.content_checks"
 
 logger = logging.getLogger(__name__)

@@ -41,7 +41,7 @@ _LOCKS: Final = 64
 _WHOLE_OR_NOT: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 """The stores in which an object appears only when it is complete; in others it is first written under another name."""
 _IN_PARTS: Final[Mapping[str, Any]] = {"chunksize": _PIECE, "max_concurrency": 4}
-"""How the driver of S3 sends a blob. Left to itself, it holds 500 MB of each blob that it sends in memory."""
+"""How the driver of S3 sends a blob. Left to itself, it holds ten parts of 50 MB of each in memory."""
 _MODIFIED: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 """The keys under which drivers give the time of an object."""
 _HIDDEN: Final = "..."

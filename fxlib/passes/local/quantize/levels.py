@@ -50,7 +50,8 @@ _MEANS: Final = _AVERAGES | {"adaptive_avg_pool2d", "AdaptiveAvgPool2d", "mean"}
 _KEEP_RANGE: Final = frozenset({"pool", "average", "move", "join"})
 """The kinds of links whose result shares the range of what they take."""
 _WIDER: Final = 4.0
-"""How many times as wide a range a value may share for the sake of means: with more, most of its levels are lost."""
+"""Largest factor by which a range that a value shares for the sake of means may be wider than its own: beyond it, most
+of its levels are lost."""
 _IMAGES: Final = 4
 """Number of dimensions of a batch of images."""
 
